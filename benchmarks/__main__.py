@@ -1,7 +1,5 @@
 """`scripts/bench`: measure, print the table, write it as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal
@@ -10,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks import client, cycles, ends, hang, health, idle, inprocess, join, logs, procfs, ranks, slurm_api, warm
-from benchmarks.figures import Figure, Launchers, Result
+from benchmarks.figures import Launchers, Result
 from benchmarks.harness import Failure, Launcher, become_subreaper, kill_all_children
 from benchmarks.nvrx_venv import make_venv
 
@@ -21,7 +19,7 @@ _COLUMNS = ("bare Python", "torchrun", "NVRx 0.4.1", "--ft-warm off", "nvrx-run"
 _EXIT_MISSED = 1
 
 
-def main() -> int:
+def main():
     """Exit code 0: all targets that were measured are reached; 1: one is not, or could not be measured."""
     args = _arguments()
     if args.list:
@@ -39,7 +37,7 @@ def main() -> int:
     return 0 if all(result.reached() for result in results) else _EXIT_MISSED
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Figures of nvrx-run beside torchrun.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="figures (or beginnings of names); default all")
     parser.add_argument("--list", action="store_true", help="list the figures")
@@ -55,11 +53,11 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _wanted(figure: Figure, names: list[str]) -> bool:
+def _wanted(figure, names):
     return not names or any(figure.name.startswith(name) for name in names)
 
 
-def _launchers(nvrx: bool, watch_s: float) -> Launchers:
+def _launchers(nvrx, watch_s):
     here = Path(sys.executable).parent
     venv = make_venv(RESULTS) if nvrx else None
     return Launchers(
@@ -71,7 +69,7 @@ def _launchers(nvrx: bool, watch_s: float) -> Launchers:
     )
 
 
-def _measure(figure: Figure, launchers: Launchers, repeats: int) -> Result:
+def _measure(figure, launchers, repeats):
     print(f"{figure.name}: {figure.what} ...", end="", flush=True)
     try:
         result = Result(figure, figure.measure(launchers, repeats))
@@ -84,7 +82,7 @@ def _measure(figure: Figure, launchers: Launchers, repeats: int) -> Result:
     return result
 
 
-def table(results: list[Result]) -> str:
+def table(results):
     """Markdown: medians, our ratio to torchrun or NVRx, target, reached."""
     rows = [("what", *_COLUMNS, "ratio", "target", "reached")]
     for result in results:
@@ -100,7 +98,7 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: float | None, unit: str) -> str:
+def _shown(value, unit):
     if value is None:
         return "-"
     if value == float("inf"):
@@ -109,7 +107,7 @@ def _shown(value: float | None, unit: str) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def _write(results: list[Result], repeats: int) -> Path:
+def _write(results, repeats):
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / time.strftime("%Y%m%d-%H%M%S.json")
     content = {

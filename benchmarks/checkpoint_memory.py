@@ -6,12 +6,9 @@ The bare copy goes into tensors that were written before. Samples are taken in t
 first two saves, which make the memory, are shown alone. The keeper has made its checksum before the next sample begins.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +22,7 @@ _STATES = {"1 tensor": 1, "300 tensors": 300, "10,000 tensors": 10_000}
 State = dict[str, torch.Tensor]
 
 
-def main() -> None:
+def main():
     """Prints one row for each state, as Markdown."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--gb", type=float, default=1.0)
@@ -41,26 +38,26 @@ def main() -> None:
         print(f"| {name} | {_row(state, args.repeats, 1000 * iteration)} |", flush=True)
 
 
-def _row(state: State, repeats: int, first: int) -> str:
+def _row(state, repeats, first):
     copy = {name: one.clone() for name, one in state.items()}
     iterations = iter(range(first, first + 1000))
     file = Path(f"/dev/shm/nvrx-bench-{os.getpid()}.pt")
 
-    def bare() -> None:
+    def bare():
         for name, one in state.items():
             copy[name].copy_(one)
 
-    def save() -> None:
+    def save():
         assert checkpoint.save(state, next(iterations))
 
-    def to_file() -> None:
+    def to_file():
         torch.save(state, file)
 
     firsts = []
     for _ in range(2):
         firsts.append(_took(save))
         _until_checked()
-    samples: dict[str, list[float]] = {"bare": [], "save": [], "file": []}
+    samples = {"bare": [], "save": [], "file": []}
     try:
         for _ in range(repeats):
             samples["bare"].append(_took(bare))
@@ -76,13 +73,13 @@ def _row(state: State, repeats: int, first: int) -> str:
     return " | ".join([*shown, f"{ratio:.2f}", f"{best:.2f}", f"{middle['file']:.2f} s", f"{load_s:.2f} s"])
 
 
-def _took(what: Callable[[], object]) -> float:
+def _took(what):
     began_s = time.perf_counter()
     what()
     return time.perf_counter() - began_s
 
 
-def _until_checked() -> None:
+def _until_checked():
     newest = checkpoint.available()
     assert newest is not None
     os.close(rank._keeper.ask(messages.AskSaved(newest), messages.Saved)[1])

@@ -1,7 +1,5 @@
 """What monitoring costs a rank: its calls, with the monitor running and stopped, and the import."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import procfs
 from benchmarks.figures import Figure, in_turns
-from benchmarks.harness import Failure, Job, Launcher
+from benchmarks.harness import Failure, Job
 
 _SETTLE_S = 0.3
 _LIMITS = [
@@ -27,7 +25,7 @@ _IMPORTS = {
 _IMPORT_TIMEOUT_S = 60.0
 
 
-def _call_us(launcher: Launcher, calls: str, stopped: bool) -> float:
+def _call_us(launcher, calls, stopped):
     """Median in the rank; inf where the calls block. `stopped`: all of the launcher but the rank is SIGSTOPped."""
     with Job(launcher) as job:
         job.start("1", 1, f"time {calls}", _LIMITS)
@@ -42,7 +40,7 @@ def _call_us(launcher: Launcher, calls: str, stopped: bool) -> float:
         return took.at_s
 
 
-def _process_ms(python: str, code: str) -> float:
+def _process_ms(python, code):
     began_s = time.monotonic()
     done = subprocess.run(
         [python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_TIMEOUT_S
@@ -52,14 +50,14 @@ def _process_ms(python: str, code: str) -> float:
     return (time.monotonic() - began_s) * 1000
 
 
-def _import_ms(launcher: Launcher) -> float:
+def _import_ms(launcher):
     """A process that imports the client, less one of the same interpreter that imports nothing."""
     python = str(Path(launcher.program[0]).with_name("python")) if launcher.client == "nvrx" else sys.executable
     bare_ms = _process_ms(python, "pass")
     return _process_ms(python, _IMPORTS[launcher.client]) - bare_ms
 
 
-def _calls(name: str, what: str, calls: str, stopped: bool, target_us: float) -> Figure:
+def _calls(name, what, calls, stopped, target_us):
     return Figure(name, what, "us", target_us, in_turns(lambda who: _call_us(who, calls, stopped)))
 
 

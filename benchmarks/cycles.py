@@ -1,20 +1,17 @@
 """From an event to the first user line in all ranks: cold start, restart after a fault, lost node."""
 
-from __future__ import annotations
-
 import os
 import random
 import select
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from namespaces import Network, unusable
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, in_turns, interleaved, only_ours
-from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
+from benchmarks.figures import Figure, in_turns, interleaved, only_ours
+from benchmarks.harness import EVENT_TIMEOUT_S, Failure, Job
 
 _NPROC = 2
 _GROUP = 3  # one dies, one waits in C, one waits for that in a collective
@@ -23,22 +20,22 @@ _TORCH_WORKER = str(Path(__file__).with_name("torch_worker.py"))
 _SETTLE_S = 0.4  # a job that has just started is not what a fault usually hits
 
 
-def _last(events: list[Event]) -> float:
+def _last(events):
     return max(event.at_s for event in events)
 
 
-def _settle() -> None:
+def _settle():
     """At a random phase of a launcher that polls (torchrun: every 0.1 s)."""
     time.sleep(_SETTLE_S + random.uniform(0.0, 0.2))
 
 
-def _cold_start(launcher: Launcher, nodes: int, nproc: int = _NPROC) -> float:
+def _cold_start(launcher, nodes, nproc=_NPROC):
     with Job(launcher) as job:
         job.start(str(nodes), nproc, "wait")
         return _last(job.wait(nodes * nproc, "started")) - job.started_s
 
 
-def _restart(launcher: Launcher, nodes: int) -> float:
+def _restart(launcher, nodes):
     """From the moment just before a rank's exit to the last first line of the next cycle."""
     with Job(launcher) as job:
         job.start(str(nodes), _NPROC, "wait", ["--max-restarts=1"] if launcher.program else [])
@@ -53,7 +50,7 @@ def _restart(launcher: Launcher, nodes: int) -> float:
         return _last(again) - _last(dying)
 
 
-def _killed(launcher: Launcher, mode: str, then: str, count: int) -> float:
+def _killed(launcher, mode, then, count):
     """From the SIGKILL of a rank to the last of `count` events `then`."""
     with Job(launcher, worker=_TORCH_WORKER) as job:
         job.start("1", _GROUP, mode, ["--max-restarts=1"])
@@ -64,14 +61,14 @@ def _killed(launcher: Launcher, mode: str, then: str, count: int) -> float:
         return _last(job.wait(count, then, at_s)) - at_s
 
 
-def _restart_handler(launchers: Launchers, repeats: int) -> Samples:
+def _restart_handler(launchers, repeats):
     """A rank that saves in its handler must be left its time, or the figure is worth nothing."""
     if (saved_s := _killed(launchers.ours, "saving", "saved", _GROUP - 1)) < SAVE_S:
         raise Failure(f"the ranks said after {saved_s:.1f} s that they have saved for {SAVE_S:g} s")
     return interleaved(lambda who: _killed(who, "handler", "started", _GROUP), [launchers.ours], repeats)
 
 
-def _lost_node(launcher: Launcher) -> float:
+def _lost_node(launcher):
     """2 active nodes and 1 spare; the node that holds the highest rank (not the coordinator's) is killed."""
     with Job(launcher) as job:
         job.start("2:3", _NPROC, "wait", ["--max-restarts=1"])
@@ -85,7 +82,7 @@ def _lost_node(launcher: Launcher) -> float:
         return _last(job.wait(2 * _NPROC, "started", at_s)) - at_s
 
 
-def _lost_coordinator(launcher: Launcher) -> float:
+def _lost_coordinator(launcher):
     """2 active nodes and 2 spares; the node that coordinates the job, and runs the first ranks, is killed."""
     with Job(launcher) as job:
         job.start("2:4", _NPROC, "wait", ["--max-restarts=1"])
@@ -101,7 +98,7 @@ def _lost_coordinator(launcher: Launcher) -> float:
         return _last(job.wait(2 * _NPROC, "started", at_s)) - at_s
 
 
-def _silent_coordinator(launcher: Launcher) -> float:
+def _silent_coordinator(launcher):
     """The same with a network: the coordinator's link is cut. Its ranks have to end before they start elsewhere."""
     if why := unusable():
         raise Failure(why)
@@ -123,14 +120,14 @@ def _silent_coordinator(launcher: Launcher) -> float:
         return _last(again) - at_s
 
 
-def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
-    def who(launchers: Launchers) -> list[Launcher]:
+def _figure(name, what, target_s, one, floor):
+    def who(launchers):
         return [launchers.floor, *launchers.rivals()] if floor else launchers.rivals()
 
     return Figure(name, what, "s", target_s, in_turns(one, who))
 
 
-def _lost(name: str, what: str, target_s: float, one: Callable[[Launcher], float]) -> Figure:
+def _lost(name, what, target_s, one):
     """torchrun ends the job where a node is lost, and so it has no such figure."""
     return Figure(name, what, "s", target_s, in_turns(one, only_ours))
 

@@ -1,7 +1,5 @@
 """Ends that come in time, and none that should not: nested sections, a loaded node, a rank that asks for the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -9,10 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
-from benchmarks.figures import Figure, Launchers, Samples, in_turns, only_ours
-from benchmarks.harness import Event, Failure, Job, Launcher, wait_dead
+from benchmarks.figures import Figure, in_turns, only_ours
+from benchmarks.harness import Failure, Job, wait_dead
 
 _TIMEOUT_S = 1.0
 _RANKS = 8
@@ -24,7 +21,7 @@ _BEAT = f"beat {_TIMEOUT_S / 4}"
 _MISSED = float("inf")
 
 
-def _nested_ms(launcher: Launcher) -> float:
+def _nested_ms(launcher):
     """The outermost of three sections expires: how long after that the rank is dead; inf = not within 15 s."""
     with Job(launcher) as job:
         job.start("1", 1, "nested", _NESTED)
@@ -36,7 +33,7 @@ def _nested_ms(launcher: Launcher) -> float:
 
 
 @contextlib.contextmanager
-def _all_cores_busy() -> Iterator[None]:
+def _all_cores_busy():
     """One process per core that does nothing else than to compute, at normal priority."""
     code = "while True: pass"
     busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in os.sched_getaffinity(0)]
@@ -48,7 +45,7 @@ def _all_cores_busy() -> Iterator[None]:
             one.wait()
 
 
-def _loaded_ms(launcher: Launcher) -> float:
+def _loaded_ms(launcher):
     """8 ranks and as many busy processes as cores: last heartbeat of one rank + timeout to its death."""
     with _all_cores_busy(), Job(launcher) as job:
         job.start("1", _RANKS, _BEAT, _LIMITS)
@@ -59,7 +56,7 @@ def _loaded_ms(launcher: Launcher) -> float:
         return (wait_dead(heartbeat.pid, 2 * _GIVE_UP_S) - heartbeat.at_s - _TIMEOUT_S) * 1000
 
 
-def _false_alarms(launcher: Launcher, watch_s: float) -> float:
+def _false_alarms(launcher, watch_s):
     """Ranks that were started anew in `watch_s` seconds of heartbeats at 1/4 of the timeout, with all cores busy."""
     with _all_cores_busy(), Job(launcher, life_s=watch_s + 60) as job:
         job.start("1", _RANKS, _BEAT, [*_LIMITS, "--max-restarts=1000000"])
@@ -73,7 +70,7 @@ def _false_alarms(launcher: Launcher, watch_s: float) -> float:
         raise Failure(f"{launcher.name} ended before {watch_s:g} s were over")
 
 
-def _shutdown_s(launcher: Launcher) -> float:
+def _shutdown_s(launcher):
     """ShutdownWorkload by the last rank of 3 nodes x 2: from just before the call until all 6 workers are gone."""
     with Job(launcher) as job:
         job.start("3", 2, "shutdown", ["--max-restarts=1"])
@@ -85,7 +82,7 @@ def _shutdown_s(launcher: Launcher) -> float:
         return gone_s - asking.at_s
 
 
-def _dead_at(pidfd: int, rank: Event) -> float:
+def _dead_at(pidfd, rank):
     """When it was seen dead: at most a moment after the last of those that were waited for before it."""
     try:
         if not select.select([pidfd], [], [], _GIVE_UP_S)[0]:
@@ -95,7 +92,7 @@ def _dead_at(pidfd: int, rank: Event) -> float:
         os.close(pidfd)
 
 
-def _measure_alarms(launchers: Launchers, _: int) -> Samples:
+def _measure_alarms(launchers, _):
     return {launchers.ours.name: [_false_alarms(launchers.ours, launchers.watch_s)]}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import median
@@ -30,15 +30,15 @@ class Launchers:
     nvrx: Launcher | None = None
     watch_s: float = 600.0
 
-    def executed(self) -> Launcher:
+    def executed(self):
         """Ours without forked workers."""
         return replace(self.ours, name="--ft-warm off", flags=(*self.ours.flags, "--ft-warm=off"))
 
-    def rivals(self) -> list[Launcher]:
+    def rivals(self):
         """All real launchers."""
         return [self.torchrun, *([self.nvrx] if self.nvrx else []), self.ours]
 
-    def monitored(self) -> list[Launcher]:
+    def monitored(self):
         """Those that notice a hang; ours without the look at all ranks that comes before the kill."""
         ours = replace(self.ours, flags=(*self.ours.flags, "--ft-hang-collect=0"))
         return [*([self.nvrx] if self.nvrx else []), ours]
@@ -66,33 +66,31 @@ class Result:
     note: str = ""
     load: tuple[float, ...] = field(default_factory=os.getloadavg)
 
-    def median(self, name: str) -> float | None:
+    def median(self, name):
         """Median of one launcher's samples, None without any."""
         values = self.samples.get(name)
         return median(values) if values else None
 
-    def ratio(self) -> float | None:
+    def ratio(self):
         """Ours / the base's; where the target is no ratio, and torchrun has no such figure, ours / NVRx's."""
         ours, theirs = self.median("nvrx-run"), self.median(self.figure.base)
         if theirs is None and not self.figure.relative:
             theirs = self.median("NVRx 0.4.1")
         return ours / theirs if ours is not None and theirs and isfinite(theirs) else None
 
-    def reached(self) -> bool:
+    def reached(self):
         """Whether our median meets the target."""
         value = self.ratio() if self.figure.relative else self.median("nvrx-run")
         return value is not None and value <= self.figure.target
 
 
-def interleaved(
-    one: Callable[[Launcher], _T], launchers: Sequence[Launcher], repeats: int, warm_up: int = 1
-) -> dict[str, list[_T]]:
+def interleaved(one, launchers, repeats, warm_up=1):
     """`repeats` samples of each launcher in turns, so that a noisy minute hits all; `warm_up` rounds before them do not
     count.
 
     A launcher that fails is left out, with its sentence on stderr; the others go on.
     """
-    samples: dict[str, list[_T]] = {launcher.name: [] for launcher in launchers}
+    samples = {launcher.name: [] for launcher in launchers}
     for turn in range(-warm_up, repeats):
         for launcher in [who for who in launchers if who.name in samples]:
             try:
@@ -106,18 +104,16 @@ def interleaved(
     return samples
 
 
-def only_ours(launchers: Launchers) -> list[Launcher]:
+def only_ours(launchers):
     """Return nvrx-run alone, where the others have no such figure or would take minutes."""
     return [launchers.ours]
 
 
-def in_turns(
-    one: Callable[[Launcher], float], who: Callable[[Launchers], Sequence[Launcher]] = Launchers.monitored
-) -> Measure:
+def in_turns(one, who=Launchers.monitored):
     """Return what measures `one` of each launcher of `who`, in turns."""
     return lambda launchers, repeats: interleaved(one, who(launchers), repeats)
 
 
-def repeated(sample: Callable[[], float]) -> Measure:
+def repeated(sample):
     """Return what takes `sample` again and again: it starts no launcher."""
     return lambda launchers, repeats: {launchers.ours.name: [sample() for _ in range(repeats)]}

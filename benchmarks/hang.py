@@ -1,15 +1,13 @@
 """How long after its timeout a hung rank is dead."""
 
-from __future__ import annotations
-
-from benchmarks.figures import Figure, in_turns, only_ours
-from benchmarks.harness import Job, Launcher, wait_dead
+from benchmarks.figures import Figure, in_turns
+from benchmarks.harness import Job, wait_dead
 
 _TIMEOUT_S = 1.0
 _GIVE_UP_S = 30.0
 
 
-def _lateness_ms(launcher: Launcher, mode: str) -> float:
+def _lateness_ms(launcher, mode):
     """Last heartbeat + timeout to the moment its pidfd says that it is dead, in ms."""
     limits = [f"--ft-initial-rank-heartbeat-timeout={_TIMEOUT_S}", f"--ft-rank-heartbeat-timeout={_TIMEOUT_S}"]
     with Job(launcher) as job:
@@ -18,13 +16,11 @@ def _lateness_ms(launcher: Launcher, mode: str) -> float:
         return (wait_dead(heartbeat.pid, _GIVE_UP_S) - heartbeat.at_s - _TIMEOUT_S) * 1000
 
 
-def _figure(name: str, what: str, mode: str) -> Figure:
+def _figure(name, what, mode):
     return Figure(name, what, "ms", 15.0, in_turns(lambda who: _lateness_ms(who, mode)))
 
 
-_LOOK = in_turns(lambda who: _lateness_ms(who, "sleep"), only_ours)
 FIGURES = [
-    Figure("hang-look", "hang (asleep): look at the ranks, then kill", "ms", 1500.0, _LOOK),
     _figure("hang-stop", "hang (SIGSTOP): kill after the timeout", "stop"),
     _figure("hang-sleep", "hang (asleep): kill after the timeout", "sleep"),
 ]

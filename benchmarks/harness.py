@@ -13,13 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from namespaces import Network
-
-from benchmarks import procfs
+from nvrx_slurm.child.descendants import children
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 EVENT_TIMEOUT_S = 60.0
@@ -51,9 +48,9 @@ class Launcher:
     flags: tuple[str, ...] = ()
     client: str = "ours"  # whose RankMonitorClient its workers use
 
-    def command(self, nnodes: str, node_rank: int, nproc: int, endpoint: str, flags: Sequence[str]) -> list[str]:
+    def command(self, nnodes, node_rank, nproc, endpoint, flags):
         """Command line of one node, without the script; `nnodes` as torchrun writes it, "1": no other node."""
-        meet: list[str] = []
+        meet = []
         if nnodes != "1":
             meet = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench"]
             meet.append(f"--node-rank={node_rank}")
@@ -64,14 +61,14 @@ class Failure(Exception):
     """A figure could not be measured; one sentence."""
 
 
-def free_port() -> int:
+def free_port():
     """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def become_subreaper() -> None:
+def become_subreaper():
     """Orphans of killed launchers become our children, so that every process of every job can be reaped."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -82,7 +79,7 @@ class Job:
     `life_s`: after that a worker ends by itself. `worker`: the script.
     """
 
-    def __init__(self, launcher: Launcher, life_s: float = 120.0, worker: str = WORKER) -> None:
+    def __init__(self, launcher, life_s=120.0, worker=WORKER):
         self._launcher = launcher
         self._worker = worker
         self.scratch = Path(tempfile.mkdtemp(prefix="nb-"))  # short: it holds Unix sockets
@@ -93,33 +90,25 @@ class Job:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         self.env |= {"BENCH_FIFO": str(fifo), "BENCH_CLIENT": launcher.client, "BENCH_LIFE_S": str(life_s)}
         self.env["TMPDIR"] = str(self.scratch)
-        self.events: list[Event] = []
-        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.events = []
+        self.nodes = []
         self.started_s = 0.0
 
-    def __enter__(self) -> Job:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         kill_all_children()
         for node in self.nodes:
             node.wait()
         os.close(self._fifo)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def said(self, node: int) -> str:
+    def said(self, node):
         """The output of a node so far."""
         return (self.scratch / f"node_{node}.log").read_text(errors="replace")
 
-    def start(
-        self,
-        nnodes: str,
-        nproc: int,
-        mode: str,
-        flags: Sequence[str] = (),
-        network: Network | None = None,
-        command: Sequence[str] = (),
-    ) -> None:
+    def start(self, nnodes, nproc, mode, flags=(), network=None, command=()):
         """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first.
 
         `mode`: the worker's, with its argument behind a blank. `network`: node N runs on its host N.
@@ -138,13 +127,13 @@ class Job:
         for rank, command in enumerate(commands):
             self.nodes.append(self._spawn(command, self.scratch / f"node_{rank}.log", {}))
 
-    def _start_bare(self, nproc: int, mode: str) -> None:
+    def _start_bare(self, nproc, mode):
         self.started_s = time.monotonic()
         for rank in range(nproc):
             command = [sys.executable, WORKER, *mode.split()]
             self.nodes.append(self._spawn(command, self.scratch / f"{rank}.log", {"RANK": str(rank)}))
 
-    def _spawn(self, command: list[str], log: Path, more: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, command, log, more):
         with log.open("wb") as out:
             return subprocess.Popen(
                 command,
@@ -156,7 +145,7 @@ class Job:
                 cwd=self.scratch,
             )
 
-    def wait(self, count: int, what: str, after_s: float = 0.0) -> list[Event]:
+    def wait(self, count, what, after_s=0.0):
         """The first `what` after `after_s` of each of `count` ranks. Raises Failure after a minute.
 
         Cycles are told apart by time: torchrun's restart count does not grow on the nodes where nothing failed.
@@ -168,29 +157,29 @@ class Job:
                 return list(found.values())
             self._receive(until_s, f"{what!r} of {count} ranks")
 
-    def hear(self) -> None:
+    def hear(self):
         """Take what was told so far into `events`."""
         while select.select([self._fifo], [], [], 0.0)[0]:
             self._take()
 
-    def _receive(self, until_s: float, what: str) -> None:
+    def _receive(self, until_s, what):
         ready, _, _ = select.select([self._fifo], [], [], max(0.0, until_s - time.monotonic()))
         if not ready:
             logs = "\n".join(p.read_text(errors="replace")[-2000:] for p in sorted(self.scratch.glob("*.log")))
             raise Failure(f"{self._launcher.name}: no {what} within {EVENT_TIMEOUT_S:g} s\n{logs}")
         self._take()
 
-    def _take(self) -> None:
+    def _take(self):
         *lines, self._received = (self._received + os.read(self._fifo, 65536)).split(b"\n")
         for line in lines:
             name, rank, pid, at_s = line.decode().split()
             self.events.append(Event(name, int(rank), int(pid), float(at_s)))
 
 
-def kill_all_children() -> None:
+def kill_all_children():
     """SIGKILL and reap all our descendants; those of dead parents come to us as the subreaper, round by round."""
     until_s = time.monotonic() + _CLEAN_UP_S
-    while (mine := procfs.children(os.getpid())) and time.monotonic() < until_s:
+    while (mine := children(os.getpid())) and time.monotonic() < until_s:
         for pid in mine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -200,7 +189,7 @@ def kill_all_children() -> None:
         raise Failure(f"processes {mine} do not end after SIGKILL")
 
 
-def _reap(pid: int, until_s: float) -> None:
+def _reap(pid, until_s):
     """Wait for a killed child. Popen objects of ours find out by themselves (ECHILD counts as ended)."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         pidfd = os.pidfd_open(pid)
@@ -211,7 +200,7 @@ def _reap(pid: int, until_s: float) -> None:
             os.close(pidfd)
 
 
-def wait_dead(pid: int, timeout_s: float) -> float:
+def wait_dead(pid, timeout_s):
     """Monotonic time at which process `pid` was dead. Raises Failure after `timeout_s`."""
     try:
         pidfd = os.pidfd_open(pid)

@@ -3,8 +3,6 @@
 The hooks are those of prolog/, installed for root in a directory of their own; what stands in for NVML is compiled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util
@@ -16,27 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
-from benchmarks.figures import Figure, Launchers, Measure, Samples
+from benchmarks.figures import Figure
 from benchmarks.harness import Failure
 
 REPO = Path(__file__).resolve().parents[1]
 BOUND_S = 60.0
 _DEADLINE_S = 2.0  # of the checks beside a mount that hangs
-# All that a prolog loads before it forks its checks.
-_IMPORTS = """
-import sys
-sys.path += {places}
-from nvrx_slurm.health.hooks import run as hooks
-from nvrx_slurm.health import registry
-registry.built_in()
-"""
 
 
-def _loaded(path: Path) -> ModuleType:
+def _loaded(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise Failure(f"{path} cannot be loaded")
@@ -48,7 +36,7 @@ def _loaded(path: Path) -> ModuleType:
 class Node:
     """The recorded node below `root`, with NVML's stand-in, and the prolog as root installs it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         self.tree = root / "node"
         recorded = _loaded(REPO / "tests/lib/dgx.py")
@@ -63,7 +51,7 @@ class Node:
         self.env = {**os.environ, **nvml.env}
         self._install(nvml.env)
 
-    def _install(self, env: dict[str, str]) -> None:
+    def _install(self, env):
         """PYTHON is a script that sets NVML's stand-in, because hook.sh clears the environment."""
         shutil.copytree(REPO / "prolog", self.root / "hooks")
         words = " ".join(f"{name}='{value}'" for name, value in env.items())
@@ -74,24 +62,24 @@ class Node:
         conf = "".join(f"{name}={value}\n" for name, value in settings.items())
         (self.root / "hooks/hooks.conf").write_text(conf)
 
-    def cold(self) -> None:
+    def cold(self):
         """Nothing is known from an earlier run."""
         shutil.rmtree(self.tree / "run/nvrx-health", ignore_errors=True)
         (self.root / "log").unlink(missing_ok=True)
 
-    def prolog(self) -> subprocess.Popen[bytes]:
+    def prolog(self):
         """Start it as slurmd does."""
         env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
         return subprocess.Popen([str(self.root / "hooks/prolog")], env=env, stdin=subprocess.DEVNULL)
 
-    def log(self) -> str:
+    def log(self):
         """What hooks said."""
         file = self.root / "log"
         return file.read_text() if file.exists() else ""
 
 
 @contextlib.contextmanager
-def _node() -> Iterator[Node]:
+def _node():
     if os.geteuid() != 0:
         raise Failure("hooks run as root only")
     root = Path(tempfile.mkdtemp(prefix="nb-health-"))
@@ -101,7 +89,7 @@ def _node() -> Iterator[Node]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _took(start: Callable[[], subprocess.Popen[bytes]]) -> float:
+def _took(start):
     started_s = time.monotonic()
     process = start()
     if process.wait(BOUND_S):
@@ -112,38 +100,23 @@ def _took(start: Callable[[], subprocess.Popen[bytes]]) -> float:
 # --- prolog -----------------------------------------------------------------------------------------------------------
 
 
-def _prolog(launchers: Launchers, repeats: int) -> Samples:
-    """Beside it the same Python that only imports."""
-    places = [str(REPO), str(Path(json.__file__).parents[1] / "site-packages"), *_site_packages()]
-    program = _IMPORTS.format(places=places)
-    samples: Samples = {"bare Python": [], "nvrx-run": []}
+def _prolog(launchers, repeats):
+    """A first run does not count."""
+    took_s = []
     with _node() as node:
-        argv = [str(node.root / "python"), "-I", "-S", "-c", program]
-        for turn in range(-1, repeats):
+        for _ in range(repeats + 1):
             node.cold()
-            took_s = {"nvrx-run": _took(node.prolog), "bare Python": _took(lambda: subprocess.Popen(argv))}
+            took_s.append(_took(node.prolog))
             if ": pass: " not in node.log():
                 raise Failure(f"the prolog did not pass: {node.log()}")
-            if turn >= 0:
-                for name, seconds in took_s.items():
-                    samples[name].append(seconds)
-    return samples
-
-
-def _site_packages() -> list[str]:
-    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-
-
-def _ratio(launchers: Launchers, repeats: int) -> Samples:
-    samples = _prolog(launchers, repeats)
-    return {"nvrx-run": [a / b for a, b in zip(samples["nvrx-run"], samples["bare Python"], strict=True)]}
+    return {"nvrx-run": took_s[1:]}
 
 
 # --- a mount that hangs -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _hung(target: Path) -> Iterator[None]:
+def _hung(target):
     """A FUSE file system without a server."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open("/dev/fuse", os.O_RDWR)
@@ -158,7 +131,7 @@ def _hung(target: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
+def _hung_mount(launchers, repeats):
     """How much longer than its time for all checks the program takes."""
     over_s = []
     with _node() as node, _hung(node.tree / "home"):
@@ -167,7 +140,7 @@ def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
         for _ in range(repeats):
             node.cold()
             started_s = time.monotonic()
-            done = subprocess.run(argv, env=node.env, capture_output=True, timeout=BOUND_S, check=False)
+            done = subprocess.run(argv, env=node.env, capture_output=True, timeout=BOUND_S)
             over_s.append(time.monotonic() - started_s - _DEADLINE_S)
             found = {f["check"]: f for f in json.loads(done.stdout)["findings"] if f["verdict"] == "unknown"}
             if list(found) != ["mounts"] or "/home did not answer" not in found["mounts"]["text"]:
@@ -178,12 +151,11 @@ def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
 # --- preflight ------------------------------------------------------------------------------------------------------
 
 
-def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
+def _asked(node, recorded, repeats):
     """Milliseconds from a question to the check server to its answer, after the first one."""
     where = ["--sysroot", str(node.tree)] if recorded else []
     argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "preflight", *where]
     process = subprocess.Popen(argv, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
     took_ms = []
     with process:
         for _ in range(4 * repeats + 1):
@@ -197,8 +169,8 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     return took_ms[1:]
 
 
-def _preflight(recorded: bool) -> Measure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+def _preflight(recorded):
+    def measure(launchers, repeats):
         with _node() as node:
             return {"nvrx-run": _asked(node, recorded, repeats)}
 
@@ -207,7 +179,6 @@ def _preflight(recorded: bool) -> Measure:
 
 FIGURES = [
     Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, _prolog),
-    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, _ratio),
     Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, _hung_mount),
     Figure("health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, _preflight(False)),
     Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, _preflight(True)),

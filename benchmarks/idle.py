@@ -1,21 +1,18 @@
 """What an agent with 8 rank monitors costs while nothing happens: memory and wake-ups. Workers are not counted."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Callable
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, in_turns
-from benchmarks.harness import Job, Launcher
+from benchmarks.figures import Figure, Launchers, in_turns
+from benchmarks.harness import Job
 
 _NPROC = 8
 _SETTLE_S = 3.0
 _WINDOW_S = 20.0
 
 
-def _start(launcher: Launcher, nodes: int, stack: contextlib.ExitStack, whole: bool = True) -> list[set[int]]:
+def _start(launcher, nodes, stack, whole=True):
     """A job whose workers are idle; returns the processes of each node without the workers', or the launchers only."""
     job = stack.enter_context(Job(launcher))
     job.start(str(nodes), _NPROC, "wait")
@@ -25,15 +22,15 @@ def _start(launcher: Launcher, nodes: int, stack: contextlib.ExitStack, whole: b
     return [procfs.family(node.pid) - theirs if whole else {node.pid} for node in job.nodes]
 
 
-def _memory_mb(launcher: Launcher, nodes: int, size: Callable[[set[int]], float]) -> float:
+def _memory_mb(launcher, nodes, size):
     """The larger node's."""
     with contextlib.ExitStack() as stack:
         return max(size(pids) for pids in _start(launcher, nodes, stack))
 
 
-def _wake_ups(launchers: Launchers, nodes: int, repeats: int, whole: bool) -> Samples:
+def _wake_ups(launchers, nodes, repeats, whole):
     """Windows of 20 s; the jobs idle side by side, so each window is the same for all. The busier node counts."""
-    samples: Samples = {}
+    samples = {}
     with contextlib.ExitStack() as stack:
         groups = {who.name: _start(who, nodes, stack, whole) for who in launchers.rivals()}
         for _ in range(repeats):
@@ -45,12 +42,12 @@ def _wake_ups(launchers: Launchers, nodes: int, repeats: int, whole: bool) -> Sa
     return samples
 
 
-def _memory(name: str, what: str, nodes: int, size: Callable[[set[int]], float]) -> Figure:
+def _memory(name, what, nodes, size):
     return Figure(name, what, "MB", 60.0, in_turns(lambda who: _memory_mb(who, nodes, size), Launchers.rivals))
 
 
-def _idle(name: str, what: str, nodes: int, target: float, whole: bool = True) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+def _idle(name, what, nodes, target, whole=True):
+    def measure(launchers, repeats):
         return _wake_ups(launchers, nodes, repeats, whole)
 
     return Figure(name, what, "/s", target, measure)

@@ -4,21 +4,19 @@ Beside NVRx's wrapper: the same script with the other import, at default argumen
 Times are without `last_call_wait` (1 s in both).
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import mean
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Measure, Samples, in_turns, interleaved, only_ours
-from benchmarks.harness import Event, Failure, Job, Launcher, free_port, wait_dead
+from benchmarks.figures import Figure, in_turns, interleaved, only_ours
+from benchmarks.harness import Failure, Job, free_port, wait_dead
+from nvrx_slurm.child.descendants import children
 
 WORKER = str(Path(__file__).with_name("inprocess_worker.py"))
 _LAST_CALL_WAIT_S = 1.0
@@ -30,7 +28,7 @@ _RESTARTS = 100
 class _Ranks(Job):
     """Ranks that the harness starts itself."""
 
-    def begin(self, size: int, mode: str) -> float:
+    def begin(self, size, mode):
         """Start them and let them go; the time at which the last one called the wrapped function."""
         python = Path(self._launcher.program[0]).with_name("python") if self._launcher.program else sys.executable
         place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -44,11 +42,11 @@ class _Ranks(Job):
         self.wait(size, "entered")
         return called_s
 
-    def helpers(self) -> dict[int, int]:
+    def helpers(self):
         """Monitor processes: pid -> their rank's number at the start. NVRx's are no children of their ranks."""
         ranks = {node.pid for node in self.nodes}
         found = {}
-        for pid in set().union(*(procfs.family(child) for child in procfs.children(os.getpid()))) - ranks:
+        for pid in set().union(*(procfs.family(child) for child in children(os.getpid()))) - ranks:
             try:
                 env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             except OSError:
@@ -58,17 +56,17 @@ class _Ranks(Job):
         return found
 
 
-def _last(events: list[Event]) -> float:
+def _last(events):
     return max(event.at_s for event in events)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def _raise(size: int, mode: str = "run") -> Measure:
+def _raise(size, mode="run"):
     """Restarts one after the other in one job; the first is not counted."""
 
-    def restarts(launcher: Launcher, repeats: int) -> list[float]:
+    def restarts(launcher, repeats):
         took_s = []
         with _Ranks(launcher, 300.0) as job:
             job.begin(size, mode)
@@ -81,8 +79,8 @@ def _raise(size: int, mode: str = "run") -> Measure:
                 took_s.append(_last(job.wait(size, "entered", before_s)) - raised.at_s - _LAST_CALL_WAIT_S)
         return took_s[1:]
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        samples: Samples = {}
+    def measure(launchers, repeats):
+        samples = {}
         for launcher in launchers.monitored():
             try:
                 samples[launcher.name] = restarts(launcher, repeats)
@@ -93,7 +91,7 @@ def _raise(size: int, mode: str = "run") -> Measure:
     return measure
 
 
-def _kill(launcher: Launcher) -> float:
+def _kill(launcher):
     with _Ranks(launcher) as job:
         job.begin(4, "run")
         time.sleep(random.uniform(1.0, 2.0))
@@ -102,7 +100,7 @@ def _kill(launcher: Launcher) -> float:
         return _last(job.wait(3, "entered", at_s)) - at_s - _LAST_CALL_WAIT_S
 
 
-def _kill_launched(launcher: Launcher) -> float:
+def _kill_launched(launcher):
     with Job(launcher, worker=WORKER) as job:
         job.start("1:2", 2, "run", ["--restart-policy=min-healthy", "--rdzv-conf=last_call_timeout=30"])
         ranks = {event.rank: event.pid for event in job.wait(4, "entered")}
@@ -112,7 +110,7 @@ def _kill_launched(launcher: Launcher) -> float:
         return _last(job.wait(3, "entered", at_s)) - at_s - _LAST_CALL_WAIT_S
 
 
-def _kill_node(launcher: Launcher) -> float:
+def _kill_node(launcher):
     """The second of two nodes with everything on it, the wrapper's monitor processes too: only the agent can tell."""
     with Job(launcher, worker=WORKER) as job:
         job.start("1:2", 2, "run", ["--restart-policy=min-healthy", "--rdzv-conf=last_call_timeout=30"])
@@ -127,7 +125,7 @@ def _kill_node(launcher: Launcher) -> float:
         return _last(job.wait(2, "entered", at_s)) - at_s - _LAST_CALL_WAIT_S
 
 
-def _soft(launcher: Launcher) -> float:
+def _soft(launcher):
     with _Ranks(launcher) as job:
         job.begin(2, "soft")
         time.sleep(random.uniform(1.0, 2.0))
@@ -137,7 +135,7 @@ def _soft(launcher: Launcher) -> float:
         return 1e3 * (aborted[0] - hung.at_s - _SOFT_S - _LAST_CALL_WAIT_S)
 
 
-def _hard(launcher: Launcher) -> float:
+def _hard(launcher):
     with _Ranks(launcher) as job:
         job.begin(2, "hard")
         time.sleep(random.uniform(1.0, 2.0))
@@ -150,11 +148,11 @@ def _hard(launcher: Launcher) -> float:
 
 
 @cache
-def _life(launchers: Launchers, repeats: int) -> tuple[Samples, Samples]:
+def _life(launchers, repeats):
     """Seconds from the last call to the last entry, and from the last return to the end, of 4 ranks."""
-    entry_s: dict[str, list[float]] = {}
+    entry_s = {}
 
-    def one(launcher: Launcher) -> float:
+    def one(launcher):
         with _Ranks(launcher) as job:
             called_s = job.begin(4, "run")
             entry_s.setdefault(launcher.name, []).append(_last(job.wait(4, "entered")) - called_s)
@@ -169,19 +167,19 @@ def _life(launchers: Launchers, repeats: int) -> tuple[Samples, Samples]:
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
-def _ping(launcher: Launcher) -> float:
+def _ping(launcher):
     with _Ranks(launcher) as job:
         job.begin(1, "ping")
         return job.wait(1, "took")[0].at_s
 
 
-def _threads(launcher: Launcher) -> float:
+def _threads(launcher):
     with _Ranks(launcher) as job:
         job.begin(2, "idle")
         return max(event.at_s for event in job.wait(2, "threads"))
 
 
-def _processor(launcher: Launcher) -> float:
+def _processor(launcher):
     """Percent of a core per rank, the ranks' own processes with all threads of theirs included: they sleep."""
     with _Ranks(launcher) as job:
         job.begin(4, "idle")
@@ -192,17 +190,14 @@ def _processor(launcher: Launcher) -> float:
         return 100 * (procfs.processor_s(pids) - before_s) / (time.monotonic() - at_s) / 4
 
 
-def _memory(coordinates: bool) -> Callable[[Launcher], float]:
-    def one(launcher: Launcher) -> float:
-        with _Ranks(launcher) as job:
-            job.begin(4, "idle")
-            time.sleep(3.0)
-            return mean(procfs.private_mb(pid) for pid, rank in job.helpers().items() if (rank == 0) == coordinates)
-
-    return one
+def _memory(launcher):
+    with _Ranks(launcher) as job:
+        job.begin(4, "idle")
+        time.sleep(3.0)
+        return mean(procfs.private_mb(pid) for pid, rank in job.helpers().items() if rank)
 
 
-def _leak(launcher: Launcher) -> float:
+def _leak(launcher):
     """Of rank 0 with its monitor process, which holds the store."""
     with _Ranks(launcher) as job:
         job.begin(2, f"leak {_RESTARTS}")
@@ -210,11 +205,11 @@ def _leak(launcher: Launcher) -> float:
         return late.at_s - early.at_s
 
 
-def _figure(name: str, what: str, unit: str, target: float, one: Callable[[Launcher], float]) -> Figure:
+def _figure(name, what, unit, target, one):
     return Figure(f"inprocess-{name}", what, unit, target, in_turns(one))
 
 
-def _alone(name: str, what: str, unit: str, target: float, one: Callable[[Launcher], float]) -> Figure:
+def _alone(name, what, unit, target, one):
     """NVRx has no such thing, or would take minutes."""
     return Figure(f"inprocess-{name}", what, unit, target, in_turns(one, only_ours))
 
@@ -241,7 +236,6 @@ FIGURES = [
     _figure("ping", "in-process: ping()", "us", 1.0, _ping),
     _figure("threads", "in-process: threads added to a rank", "", 3.0, _threads),
     _figure("idle", "in-process: idle, processor time per rank, 4 ranks", "% of a core", 0.1, _processor),
-    _figure("memory", "in-process: private memory of a monitor process", "MB", 7.0, _memory(False)),
-    _figure("memory-0", "the same of rank 0, with the server", "MB", 7.0, _memory(True)),
+    _figure("memory", "in-process: private memory of a monitor process", "MB", 7.0, _memory),
     _alone("leak", f"in-process: private memory gained in {_RESTARTS} restarts", "MB", 1.0, _leak),
 ]

@@ -50,7 +50,7 @@ TIMES_S = {
 }
 
 
-def tell(what: str, value: float | None = None) -> None:
+def tell(what, value=None):
     """One short line; writes up to PIPE_BUF to a FIFO are not mixed up with others."""
     at_s = time.monotonic() if value is None else value
     fd = os.open(os.environ["BENCH_FIFO"], os.O_WRONLY)
@@ -58,12 +58,12 @@ def tell(what: str, value: float | None = None) -> None:
     os.close(fd)
 
 
-def threads() -> set[str]:
+def threads():
     """Of this process, not only Python's."""
     return set(os.listdir("/proc/self/task"))
 
 
-def memory_mb() -> float:
+def memory_mb():
     """Private memory of this process and of those it has started."""
     pids = [os.getpid()]
     for children in Path("/proc/self/task").glob("*/children"):
@@ -80,7 +80,7 @@ class Told(inprocess.plugins.abort.Abort):
         return state
 
 
-def run(call: inprocess.CallWrapper) -> None:
+def run(call: inprocess.CallWrapper):
     """Wait in Python code, as a training that polls does; the same for both wrappers."""
     until_s = time.monotonic() + LIFE_S
     while time.monotonic() < until_s:
@@ -94,12 +94,12 @@ def run(call: inprocess.CallWrapper) -> None:
         react(call)
 
 
-def compute(times: int) -> None:
+def compute(times):
     for _ in range(times):
         small.add_(1)
 
 
-def react(call: inprocess.CallWrapper) -> None:
+def react(call: inprocess.CallWrapper):
     if mode in ("run", "busy"):
         tell("raising")
         raise RuntimeError("as asked")
@@ -109,7 +109,7 @@ def react(call: inprocess.CallWrapper) -> None:
         ctypes.PyDLL(None).sleep(int(LIFE_S))
 
 
-def time_pings(call: inprocess.CallWrapper) -> None:
+def time_pings(call: inprocess.CallWrapper):
     took_s = []
     for _ in range(BATCHES):
         before_s = time.perf_counter()
@@ -119,7 +119,7 @@ def time_pings(call: inprocess.CallWrapper) -> None:
     tell("took", 1e6 * median(took_s))
 
 
-def leak(call: inprocess.CallWrapper) -> None:
+def leak(call: inprocess.CallWrapper):
     if INITIAL_RANK != "0":
         run(call)
     if call.iteration == SETTLED:
@@ -129,7 +129,7 @@ def leak(call: inprocess.CallWrapper) -> None:
     tell("late", memory_mb())
 
 
-def function(call: inprocess.CallWrapper = None) -> None:
+def function(call: inprocess.CallWrapper = None):
     """NVRx's wrapper wants the default, and knows no annotations that are strings."""
     tell("entered")
     tell("threads", len(threads() - before))

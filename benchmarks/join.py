@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -27,37 +26,34 @@ _ROOT = Path(__file__).resolve().parent.parent
 class _Program:
     """A process of `benchmarks.join_programs` that talks in lines."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words):
         command = [sys.executable, "-m", "benchmarks.join_programs", *words]
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT)
         self._received = b""
         self.pid = self._popen.pid
 
-    def hear(self) -> str:
+    def hear(self):
         """Its next line. Raises Failure when it ends, or says nothing for long."""
-        assert self._popen.stdout is not None
         fd, until_s = self._popen.stdout.fileno(), time.monotonic() + _TIMEOUT_S
         while b"\n" not in self._received:
             ready, _, _ = select.select([fd], [], [], max(0.0, until_s - time.monotonic()))
             data = os.read(fd, 4096) if ready else b""
             if not data:
-                raise Failure(f"{' '.join(map(str, self._popen.args))} said nothing more")  # type: ignore[arg-type]
+                raise Failure(f"{' '.join(map(str, self._popen.args))} said nothing more")
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
-    def has_news(self) -> bool:
+    def has_news(self):
         """Whether it has said something that was not heard."""
-        assert self._popen.stdout is not None
         return bool(self._received or select.select([self._popen.stdout], [], [], 0)[0])
 
-    def stop(self) -> None:
+    def stop(self):
         """It takes no step any more."""
         self._popen.send_signal(signal.SIGSTOP)
 
-    def go(self, word: str = "go") -> None:
+    def go(self, word="go"):
         """Let it begin."""
-        assert self._popen.stdin is not None
         self._popen.stdin.write(word.encode() + b"\n")
         self._popen.stdin.flush()
 
@@ -73,7 +69,7 @@ class _Joined(NamedTuple):
     memory_mb: float
 
 
-def _join(agents: int) -> _Joined:
+def _join(agents):
     port = (server := _Program("server", str(agents), "1")).hear()
     share = agents // _CLIENT_PROCESSES
     clients = [_Program("clients", port, str(i * share), str(share)) for i in range(_CLIENT_PROCESSES)]
@@ -88,7 +84,7 @@ def _join(agents: int) -> _Joined:
     return _Joined(server, port, clients, took_s, used_s, grown_mb)
 
 
-def _take_over(agents: int) -> float:
+def _take_over(agents):
     """Seconds until all agents of a job that runs have registered with the next coordinator, and have its plan."""
     joined = _join(agents)
     joined.server.stop()
@@ -104,14 +100,14 @@ def _take_over(agents: int) -> float:
     return max(float(client.hear()) for client in clients) - began_s
 
 
-def _share(server: _Program, seconds: float) -> float:
+def _share(server, seconds):
     """Percent of a core that the coordinator uses."""
     before_s = procfs.cpu_s(server.pid)
     time.sleep(seconds)
     return (procfs.cpu_s(server.pid) - before_s) / seconds * 100
 
 
-def _strangers() -> tuple[float, float]:
+def _strangers():
     """(percent of a core, MB) that strangers cost the coordinator of 4 agents. Raises Failure if these notice."""
     joined = _join(_CLIENT_PROCESSES)
     before_mb = procfs.pss_mb({joined.server.pid})
@@ -124,8 +120,8 @@ def _strangers() -> tuple[float, float]:
     return fmean(percent for percent, _ in samples), max(mb for _, mb in samples) - before_mb
 
 
-def _figure(name: str, what: str, unit: str, target: float, sample: Callable[[], float]) -> Figure:
-    def once() -> float:
+def _figure(name, what, unit, target, sample):
+    def once():
         try:
             return sample()
         finally:

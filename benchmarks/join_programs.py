@@ -8,8 +8,6 @@ clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its 
 strangers PORT                prints "ready", waits for a line, does what strangers may try until it is killed
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -20,9 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.identity import identity
@@ -44,13 +40,13 @@ _LONGEST_LIFE_S = 150.0
 _AT_ONCE = 32  # of one process
 
 
-def _say(text: str) -> None:
+def _say(text):
     """Show only what went wrong."""
     if text.startswith("refused"):
         print(text, file=sys.stderr)
 
 
-async def serve(agents: int, term: int) -> None:
+async def serve(agents, term):
     """The real core, shell, event log and control server of a coordinator."""
     loop = asyncio.get_running_loop()
     me = Peer("0", "host0", "127.0.0.1", 0)
@@ -72,27 +68,26 @@ async def serve(agents: int, term: int) -> None:
 class _Agent:
     """The real core and client of one agent; its workers are left out."""
 
-    def __init__(self, number: int, planned: Callable[[], None], connected: Callable[[], None]) -> None:
+    def __init__(self, number, planned, connected):
         node = Node(f"{number}", number, f"host{number}", "127.0.0.1", 8)
         self._core = Agent(node, agent_settings(elects=True), 0.0)
         self._planned, self._connected = planned, connected
-        self.client: ControlClient | None = None
+        self.client = None
         self._port = 0
 
-    async def leave(self) -> None:
+    async def leave(self):
         """Its coordinator is silent."""
         before, self.client = self.client, None
-        assert before is not None
         await before.close(0.0)
         self._take(ag.Disconnected("it is silent"))
 
-    def move(self, port: int) -> None:
+    def move(self, port):
         """Register with the coordinator at this port of loopback."""
         self._port = port
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
         self.client.start()
 
-    def _post(self, event: Any) -> None:
+    def _post(self, event):
         if isinstance(event, ag.Unreached):  # a handshake took too long: the search for a coordinator begins again
             return self.move(self._port)
         self._take(event)
@@ -105,20 +100,20 @@ class _Agent:
         if isinstance(event, ag.Disconnected):
             print("lost", event.why, flush=True)
 
-    def _take(self, event: Any) -> None:
+    def _take(self, event):
         for command in self._core.step(event, time.monotonic()):
             if isinstance(command, ag.Send) and self.client is not None:
                 message = command.message
                 self.client.send(replace(message, port=1234) if isinstance(message, (Register, Ready)) else message)
 
 
-async def join(port: int, first: int, count: int) -> None:
+async def join(port, first, count):
     """`count` agents, of which at most `_AT_ONCE` are on their way: they share a processor. The harness ends us."""
     loop = asyncio.get_running_loop()
-    plans: asyncio.Queue[float] = asyncio.Queue()
-    to_move: deque[_Agent] = deque()
+    plans = asyncio.Queue()
+    to_move = deque()
 
-    def move_one() -> None:
+    def move_one():
         if to_move:
             to_move.popleft().move(port)
 
@@ -137,7 +132,7 @@ async def join(port: int, first: int, count: int) -> None:
         print(max([await asyncio.wait_for(plans.get(), _LONGEST_LIFE_S) for _ in agents]), flush=True)
 
 
-async def annoy(port: int) -> None:
+async def annoy(port):
     """2,000 idle connections, 300 half handshakes that never read, and 50 that come back: garbage and 1 MB hellos."""
     loop = asyncio.get_running_loop()
     out = ssl.MemoryBIO()
@@ -146,7 +141,7 @@ async def annoy(port: int) -> None:
         tls.do_handshake()
     hello, large = out.read(), b"\x16\x03\x01\x40\x00\x01\x0f\xff\xff" + bytes(1 << 20)
 
-    async def come_back(first: bytes) -> None:
+    async def come_back(first):
         while True:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -170,7 +165,7 @@ async def annoy(port: int) -> None:
         assert not any(task.done() for task in tasks)
 
 
-def _is_closed(connection: socket.socket) -> bool:
+def _is_closed(connection):
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -179,7 +174,7 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def main(words: list[str]) -> None:
+def main(words):
     """See above."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

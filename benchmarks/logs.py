@@ -1,7 +1,5 @@
 """Merged logs: what an aggregator takes from 1,000 shippers, how late lines are, what a shipper costs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource
@@ -10,14 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Measure, Samples, repeated
+from benchmarks.figures import Figure, repeated
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.logs import wire
@@ -29,7 +25,7 @@ _LINES_S, _WINDOW_S, _SETTLE_S = 800, 20.0, 2.0
 
 
 @contextmanager
-def _program(module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> Iterator[Any]:
+def _program(module, settings, listener=None):
     """(process, our end of its control socket)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
@@ -46,7 +42,7 @@ def _program(module: str, settings: dict[str, Any], listener: socket.socket | No
 
 
 @contextmanager
-def _pair(shipper: bool) -> Iterator[tuple[Path, int, int, Callable[..., None]]]:
+def _pair(shipper):
     """A directory, the pids of an aggregator and a shipper (0: none), and what tells the shipper something."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -68,26 +64,26 @@ def _pair(shipper: bool) -> Iterator[tuple[Path, int, int, Callable[..., None]]]
         yield root, aggregator.pid, process.pid, lambda **packet: control.send(json.dumps(packet).encode())
 
 
-async def _load(port: int) -> None:
+async def _load(port):
     """1,000 streams send the same lines as fast as they are acknowledged."""
     text = b"".join(b"%4d: " % (i % _STREAMS) + b"x" * (_LINE_BYTES - 7) + b"\n" for i in range(_CHUNK_LINES))
     each = _TOTAL_BYTES // len(text) // _STREAMS
     ids, loop = identity(_TOKEN, wire.IDENTITY.format(_JOB)), asyncio.get_running_loop()
     done = [loop.create_future() for _ in range(_STREAMS)]
-    streams: list[Stream] = []
+    streams = []
 
-    def send(number: int, at: int) -> None:
+    def send(number, at):
         chunk = wire.Chunk(0, at * len(text), (at + 1) * len(text), 1, text)
         streams[number].send(wire.from_chunk(chunk))
 
-    def on_frame(number: int, frame: bytes) -> None:
+    def on_frame(number, frame):
         at = wire.content(frame)["0"] // len(text)
         if at < each:
             send(number, at)
         elif not done[number].done():
             done[number].set_result(None)
 
-    def on_proved(number: int) -> None:
+    def on_proved(number):
         streams[number].send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": f"n{number}"}))
         file = f"{_OWNER}/cycle_0/node_{number}/rank_{number}.out"
         sources = [wire.Opened(0, 0, file, number)]
@@ -104,7 +100,7 @@ async def _load(port: int) -> None:
         stream.finish(0.1)
 
 
-def _throughput() -> float:
+def _throughput():
     """Processor time of the aggregator: it may use one core, and the generator needs the other one."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with _pair(shipper=False) as (root, aggregator, port, _):
@@ -113,9 +109,9 @@ def _throughput() -> float:
         return procfs.cpu_s(aggregator) / size * 1e9
 
 
-def _latency() -> float:
+def _latency():
     """Each line holds the time at which it was written; the merged file is looked at every 10 ms."""
-    late: list[float] = []
+    late = []
     with _pair(shipper=True) as (root, *_), ExitStack() as stack, (root / "train_cycle0.log").open("rb") as merged:
         ranks = _ranks(root, stack)
         begin_s, written = time.monotonic(), 0.0
@@ -128,20 +124,20 @@ def _latency() -> float:
     return sorted(late)[int(0.99 * len(late))]
 
 
-def _ranks(root: Path, stack: ExitStack) -> list[Any]:
+def _ranks(root, stack):
     """Return the files that the ranks write."""
     folder = root / _OWNER / "cycle_0" / "node_0_n"
     return [stack.enter_context((folder / f"rank_{n}.out").open("ab", buffering=0)) for n in range(_RANKS)]
 
 
-def _stamped() -> bytes:
+def _stamped():
     return (b"%.6f " % time.monotonic()).ljust(_LINE_BYTES - 1, b"x") + b"\n"
 
 
-def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
+def _shipper(value, lines_s):
     """`value(pid, window)` before and after a window in which 8 ranks write `lines_s` lines per second."""
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         samples = []
         with _pair(shipper=True) as (root, _, shipper, _), ExitStack() as stack:
             ranks = _ranks(root, stack)
@@ -155,7 +151,7 @@ def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
     return measure
 
 
-def _write(ranks: list[Any], lines_s: int, seconds: float) -> None:
+def _write(ranks, lines_s, seconds):
     begin_s, line = time.monotonic(), b"x" * (_LINE_BYTES - 1) + b"\n"
     for number in range(int(seconds * lines_s)):
         ranks[number % len(ranks)].write(line)
@@ -163,7 +159,7 @@ def _write(ranks: list[Any], lines_s: int, seconds: float) -> None:
     time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
 
 
-def _memory() -> float:
+def _memory():
     """Resident, after 100 MB went through it."""
     with _pair(shipper=True) as (root, _, shipper, tell):
         lines = 1_000_000
@@ -175,11 +171,11 @@ def _memory() -> float:
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
-def _cpu(pid: int, window_s: float) -> float:
+def _cpu(pid, window_s):
     return procfs.cpu_s(pid) / window_s * 100
 
 
-def _switches(pid: int, window_s: float) -> float:
+def _switches(pid, window_s):
     return procfs.switches({pid}) / window_s
 
 

@@ -6,9 +6,7 @@ Ranks are threads, or calls in turn.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from threading import Condition
 
 
@@ -21,39 +19,39 @@ class _Shared:
 class MemoryStore:
     """What one would be on a server: all views of it share values."""
 
-    def __init__(self, prefix: str = "", shared: _Shared | None = None) -> None:
+    def __init__(self, prefix="", shared=None):
         self._prefix = prefix
         self._shared = shared or _Shared()
         self._values = self._shared.values[prefix]
 
-    def iteration(self, number: int) -> MemoryStore:
+    def iteration(self, number):
         """The view that a rank assignment gets in this iteration."""
         return MemoryStore(f"{number}/", self._shared)
 
     @property
-    def stable(self) -> MemoryStore:
+    def stable(self):
         """The view that is the same in all iterations."""
         return MemoryStore("stable/", self._shared)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return sum(map(len, self._shared.values.values()))
 
-    def set(self, key: str, value: bytes | str) -> None:
+    def set(self, key, value):
         """Set one value."""
         self.multi_set([key], [value])
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+    def multi_set(self, keys, values):
         """Set several."""
         with self._shared.changed:
             data = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
             self._values.update(zip(keys, data, strict=True))
             self._shared.changed.notify_all()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key):
         """The value; raises RuntimeError if there is none."""
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+    def multi_get(self, keys):
         """Several values; raises RuntimeError if one is missing."""
         with self._shared.changed:
             try:
@@ -62,7 +60,7 @@ class MemoryStore:
                 raise RuntimeError(f"the store has no {self._prefix}{error.args[0]}") from None
         return found
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key, amount):
         """Add to a number that begins with 0 and return the sum."""
         with self._shared.changed:
             total = int(self._values.get(key, b"0")) + amount
@@ -70,7 +68,7 @@ class MemoryStore:
             self._shared.changed.notify_all()
         return total
 
-    def compare_set(self, key: str, expected: str, desired: bytes | str) -> bytes:
+    def compare_set(self, key, expected, desired):
         """Set if the value is `expected`, or if that is empty and there is none; the value afterwards."""
         data = desired.encode() if isinstance(desired, str) else bytes(desired)
         with self._shared.changed:
@@ -79,12 +77,12 @@ class MemoryStore:
                 self._shared.changed.notify_all()
             return self._values.get(key, expected.encode())
 
-    def check(self, keys: Sequence[str]) -> bool:
+    def check(self, keys):
         """Whether all are there."""
         with self._shared.changed:
             return all(key in self._values for key in keys)
 
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+    def wait(self, keys, timeout):
         """Until all are there; raises RuntimeError after `timeout`."""
         with self._shared.changed:
             if not self._shared.changed.wait_for(

@@ -1,7 +1,5 @@
 """nvidia-resiliency-ext 0.4.1 in a virtual environment of its own, with the torch of ours."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig
@@ -12,7 +10,7 @@ _PACKAGES = ["defusedxml", "nvidia-ml-py>=12.570.86", "packaging", "psutil>=6", 
 _TIMEOUT_S = 300.0
 
 
-def make_venv(parent: Path) -> Path | None:
+def make_venv(parent):
     """The environment, made if it is not there; None, with a sentence, where it cannot be installed.
 
     Our site-packages come last on its path (for torch); it must not find our launcher under NVRx's name.

@@ -1,23 +1,12 @@
 """What /proc says about processes: children, memory, context switches."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
-
-def children(pid: int) -> list[int]:
-    """Direct children of all threads of `pid`; [] when it is gone."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, task.read_text().split())
-        except OSError:
-            continue
-    return found
+from nvrx_slurm.child.descendants import children
 
 
-def family(pid: int) -> set[int]:
+def family(pid):
     """`pid` and all its descendants."""
     members, todo = set(), [pid]
     while todo:
@@ -28,13 +17,13 @@ def family(pid: int) -> set[int]:
     return members
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid):
     """Processor time that it has used so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def pss_mb(pids: set[int]) -> float:
+def pss_mb(pids):
     """Sum of the proportional set sizes in MB (1e6 bytes)."""
     total_kb = 0
     for pid in pids:
@@ -44,15 +33,15 @@ def pss_mb(pids: set[int]) -> float:
     return total_kb * 1024 / 1e6
 
 
-def alone_mb(pids: set[int]) -> float:
+def alone_mb(pids):
     """Upper bound of what these processes would need without any others to share pages with (1e6 bytes).
 
     Of mapped files the private pages, and each file once with the most that any of these processes shares of it;
     of other memory (shared only where they forked from each other) the proportional size.
     """
-    own_kb, shared_kb = 0, dict[tuple[str, str], int]()
+    own_kb, shared_kb = 0, {}
     for pid in pids:
-        file: tuple[str, str] | None = None
+        file = None
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
             words = line.split()
             if not words[0].endswith(":"):  # "from-to perms offset dev inode path": each segment of a file by itself
@@ -64,19 +53,19 @@ def alone_mb(pids: set[int]) -> float:
     return (own_kb + sum(shared_kb.values())) * 1024 / 1e6
 
 
-def private_mb(pid: int) -> float:
+def private_mb(pid):
     """Memory in MB (1e6 bytes) that would be free if this process ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
 
 
-def processor_s(pids: set[int]) -> float:
+def processor_s(pids):
     """Seconds that all threads of these processes have run so far, counted by the scheduler in nanoseconds."""
     files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def switches(pids: set[int]) -> int:
+def switches(pids):
     """Context switches so far, voluntary and not, of all threads: each is one time that a thread was woken."""
     total = 0
     for pid in pids:
@@ -87,7 +76,7 @@ def switches(pids: set[int]) -> int:
     return total
 
 
-def machine() -> dict[str, object]:
+def machine():
     """What the figures were measured on."""
     cpu = next((x.split(":")[1].strip() for x in _lines("/proc/cpuinfo") if x.startswith("model name")), "?")
     memory_kb = int(next(x for x in _lines("/proc/meminfo") if x.startswith("MemTotal")).split()[1])
@@ -100,5 +89,5 @@ def machine() -> dict[str, object]:
     }
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path):
     return Path(path).read_text().splitlines()

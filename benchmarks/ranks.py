@@ -3,13 +3,10 @@
 One process plays all ranks in turn over a store in memory, so this is the computing and the bytes, not a network.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import random
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 from benchmarks.figures import Figure, repeated
@@ -33,13 +30,13 @@ _WORLD, _DEATHS = 65_536, 1_024
 _TIMEOUT = timedelta(seconds=60)
 
 
-def _layers() -> list[Layer]:
+def _layers():
     both = LayerFlag.RESERVE | LayerFlag.BACKFILL
     host = Layer(1, 8, lambda state: f"node-{state.rank // 8:05}.cluster", both)
     return [Layer(128, _WORLD - 4096, "root", both), host]
 
 
-def _tree() -> tuple[float, float]:
+def _tree():
     """Seconds of one rank in the first iteration, when all keys are there, and in the second; each rank does this."""
     store = MemoryStore()
     for rank in range(1, _WORLD):
@@ -54,11 +51,11 @@ def _tree() -> tuple[float, float]:
     return build_s, reassign_s
 
 
-def _deaths(size: int) -> set[int]:
+def _deaths(size):
     return set(random.Random(7).sample(range(size), _DEATHS))
 
 
-def _timed(work: Callable[[], object]) -> tuple[float, object]:
+def _timed(work):
     """The collector does not look at what the other 65,535 ranks of this process have."""
     gc.collect()
     gc.freeze()
@@ -69,7 +66,7 @@ def _timed(work: Callable[[], object]) -> tuple[float, object]:
     return seconds, result
 
 
-def _filtered() -> float:
+def _filtered():
     """Milliseconds of the leader for the world: what all ranks gave is in the store, but for its own."""
     died, store = _deaths(_WORLD) - {0}, MemoryStore()
     rank_filter = FilterCountGroupedByKey(lambda state: f"node-{state.rank // 8:05}", lambda count: count >= 7)
@@ -85,7 +82,7 @@ def _filtered() -> float:
     return 1e3 * seconds
 
 
-def _figure(name: str, what: str, unit: str, target: float, one: Callable[[], float]) -> Figure:
+def _figure(name, what, unit, target, one):
     return Figure(name, what, unit, target, repeated(one))
 
 

@@ -6,13 +6,10 @@ Two kinds of noise, 5 % each: from step to step, with 1 % that lasts; and from w
 it NVRx's own rule: a rank is a straggler where the fastest rank's time is less than 75 % of its own.
 """
 
-from __future__ import annotations
-
 import random
 import sys
-from collections.abc import Iterator, Mapping
 
-from nvrx_slurm.core.straggler.detector import Detector, Reading, Seat, Slowness
+from nvrx_slurm.core.straggler.detector import Detector, Reading, Seat
 
 WINDOW_S, STEPS = 30.0, 30
 KINDS = {"from step to step": (0.05 / STEPS**0.5, 0.01), "from window to window": (0.05, 0.0)}
@@ -22,17 +19,9 @@ _NODE = 8
 class Trace:
     """A synchronous job of `ranks` ranks. `noise`, `lasting`: spread of their work. `slow`: factors, by rank."""
 
-    def __init__(
-        self,
-        ranks: int,
-        noise: float,
-        lasting: float,
-        slow: Mapping[int, float] = {},
-        seed: int = 0,
-        per_switch: int = 16,
-    ) -> None:
+    def __init__(self, ranks, noise, lasting, slow=None, seed=0, per_switch=16):
         self._rng, self._noise, self.factor, self._now = random.Random(seed), noise, 1.0, 0.0
-        self._base = [self._rng.gauss(1.0, lasting) * slow.get(rank, 1.0) for rank in range(ranks)]
+        self._base = [self._rng.gauss(1.0, lasting) * (slow or {}).get(rank, 1.0) for rank in range(ranks)]
         firsts = range(0, ranks, _NODE)
         seats = [Seat(f"n{i}", tuple(range(first, first + _NODE)), i // per_switch) for i, first in enumerate(firsts)]
         self._detector = Detector(seats, WINDOW_S, 0.0)
@@ -40,12 +29,12 @@ class Trace:
         self.nvrx = 0  # ranks that NVRx's rule has flagged, in all windows
         self._tell()
 
-    def _tell(self) -> Slowness | None:
+    def _tell(self):
         readings = {rank: Reading(self._waits, one, self._until) for rank, one in enumerate(self._waited)}
         over = self._detector.told(readings, self._now)
         return self._detector.close(self._now) if over or not self._waits else None
 
-    def windows(self, count: int) -> Iterator[Slowness | None]:
+    def windows(self, count):
         """What each of the next windows shows."""
         for _ in range(count):
             works = [self.factor * base * max(0.5, self._rng.gauss(1.0, self._noise)) for base in self._base]
@@ -59,14 +48,14 @@ class Trace:
             yield self._tell()
 
 
-def main(ranks: int, windows: int) -> None:
+def main(ranks, windows):
     """Print the figures."""
     for kind, noise in KINDS.items():
         trace = Trace(ranks, *noise)
         alarms = sum(one is not None for one in trace.windows(windows))
         print(f"{kind}: {ranks} healthy ranks, {windows} windows: {alarms} alarms; NVRx's rule flags {trace.nvrx}")
         right = wrong = 0
-        first: list[int | None] = []
+        first = []
         for seed in range(20):
             seen = list(Trace(ranks, *noise, {ranks // 3: 1.15}, seed).windows(6))
             right += sum(one is not None and ranks // 3 in one.ranks for one in seen)

@@ -14,10 +14,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.harness import Failure, Job, Launcher, become_subreaper, kill_all_children
 from benchmarks.nvrx_venv import make_venv
@@ -36,7 +35,7 @@ class Trace(NamedTuple):
     steps: list[list[list[float]]]  # by rank: ms of work and wait of each step
 
 
-def trace(slow: int, light: int, window_s: float, windows: float) -> Trace:
+def trace(slow, light, window_s, windows):
     """Run a job for so many windows."""
     program = (str(Path(sys.executable).with_name("nvrx-run")),)
     launcher = Launcher("nvrx-run", program, (*_FLAGS, f"--ft-straggler-window={window_s}"))
@@ -50,14 +49,14 @@ def trace(slow: int, light: int, window_s: float, windows: float) -> Trace:
         return Trace(slow, list(_said(log)), steps)
 
 
-def _said(log: Path) -> Iterator[tuple[int, str, list[int]]]:
+def _said(log):
     for line in filter(None, log.read_text().splitlines()):
         event = json.loads(line).get("event", {})
         if event.get("type") == "SlowSeen" and event["found"]:
             yield event["windows"], event["found"]["where"], event["found"]["ranks"]
 
 
-def medians(one: Trace, window_s: float) -> list[list[tuple[float, float]]]:
+def medians(one, window_s):
     """By window and rank, the median work and wait in ms."""
     many = max(3, round(1e3 * window_s / median_low([sum(step) for step in one.steps[0]])))
     starts = range(many, min(map(len, one.steps)) - many + 1, many)  # without the first window, as ours
@@ -70,7 +69,7 @@ def medians(one: Trace, window_s: float) -> list[list[tuple[float, float]]]:
     ]
 
 
-def nvrx_flags(traces: Sequence[Trace], window_s: float) -> list[list[dict[str, list[int]]]] | None:
+def nvrx_flags(traces, window_s):
     """By trace and window, the ranks that NVRx's rule flags by each score; None: it cannot be installed."""
     venv = make_venv(_RESULTS)
     if venv is None:
@@ -82,11 +81,11 @@ def nvrx_flags(traces: Sequence[Trace], window_s: float) -> list[list[dict[str, 
     done = subprocess.run(command, capture_output=True, timeout=600, text=True)
     if done.returncode:
         raise Failure(f"NVRx's rule: {done.stderr[-2000:]}")
-    found: list[list[dict[str, list[int]]]] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
-def row(name: str, traces: Sequence[Trace], flagged: Sequence[Sequence[list[int]]]) -> str:
+def row(name, traces, flagged):
     """`flagged`: by trace and window, the ranks that a rule names."""
     slow = [(one.slow, windows) for one, windows in zip(traces, flagged, strict=True) if one.slow >= 0]
     clean = [windows for one, windows in zip(traces, flagged, strict=True) if one.slow < 0]
@@ -96,15 +95,15 @@ def row(name: str, traces: Sequence[Trace], flagged: Sequence[Sequence[list[int]
     return f"| {name} | {named} of {len(slow)} | {wrong} of {len(slow)} | {sum(map(bool, seen))} of {len(seen)} |"
 
 
-def ours(one: Trace, windows: int) -> list[list[int]]:
+def ours(one, windows):
     """By window, the ranks that the launcher has named. Whatever else it says is said of rank -2."""
-    found: list[list[int]] = [[] for _ in range(windows)]
+    found = [[] for _ in range(windows)]
     for number, where, ranks in one.said:
         found[min(number, windows) - 1] = ranks if where == "rank" else [*ranks, -2]
     return found
 
 
-def main() -> int:
+def main():
     """Exit code 0: 95 % of the slow ranks are named in time, no other one ever, and no clean window alarms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20, help="jobs with a slow rank [20]")
@@ -113,7 +112,7 @@ def main() -> int:
     parser.add_argument("--nvrx", action="store_true", help="also NVRx's rule")
     args = parser.parse_args()
     become_subreaper()
-    traces: list[Trace] = []
+    traces = []
     try:
         for run in range(args.runs):
             slow = run % RANKS
@@ -129,7 +128,7 @@ def main() -> int:
     return _report(traces, theirs, args.window)
 
 
-def _report(traces: Sequence[Trace], theirs: Any, window_s: float) -> int:
+def _report(traces, theirs, window_s):
     mine = [ours(one, max(PROMISED, len(medians(one, window_s)))) for one in traces]
     print(
         "\n| rule | slow rank named in 3 windows | another one named | clean windows with an alarm |\n|---|---|---|---|"

@@ -6,15 +6,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
-from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
+from benchmarks.figures import Figure, interleaved
+from benchmarks.harness import EVENT_TIMEOUT_S, Failure, Job
 
 _WORKER = str(Path(__file__).with_name("warm_worker.py"))
 _AFTER_S = 1.0  # the fault comes so long after all ranks have passed their imports
@@ -25,25 +24,25 @@ _OFF = "--ft-warm off"
 _FLAGS = (f"--max-restarts={_ROW}", "--monitor-interval=0.1")
 
 
-def _last(events: list[Event]) -> float:
+def _last(events):
     return max(event.at_s for event in events)
 
 
-def _job(launcher: Launcher, worker: str = _WORKER) -> Job:
+def _job(launcher, worker=_WORKER):
     return Job(launcher, worker=worker)
 
 
-def _crash_loops(launcher: Launcher) -> tuple[str, ...]:
+def _crash_loops(launcher):
     """Ten faults, one second after each start, are a crash loop: its pauses are not what is measured."""
     return (*_FLAGS, "--ft-crash-loop-backoff=0") if launcher.name in ("nvrx-run", _OFF) else _FLAGS
 
 
-def _start(job: Job, launcher: Launcher, nnodes: str, nproc: int) -> list[Event]:
+def _start(job, launcher, nnodes, nproc):
     job.start(nnodes, nproc, "", _crash_loops(launcher))
     return job.wait(_NODES_OF[nnodes] * nproc, "imported")
 
 
-def _fault(job: Job, ranks: list[Event]) -> tuple[float, list[Event]]:
+def _fault(job, ranks):
     """Seconds from the SIGKILL of the highest rank to the imports of the last rank, and who told that."""
     time.sleep(max(0.0, _last(ranks) + _AFTER_S - time.monotonic()))
     at_s = time.monotonic()
@@ -52,7 +51,7 @@ def _fault(job: Job, ranks: list[Event]) -> tuple[float, list[Event]]:
     return _last(again) - at_s, again
 
 
-def _restart(launcher: Launcher, nnodes: str, nproc: int) -> float:
+def _restart(launcher, nnodes, nproc):
     with _job(launcher) as job:
         return _fault(job, _start(job, launcher, nnodes, nproc))[0]
 
@@ -67,7 +66,7 @@ class _Life(NamedTuple):
     slowest_s: float  # of the restarts: ten of ours, one of the others', whose restarts are alike
 
 
-def _live(launcher: Launcher, nproc: int, worker: str) -> _Life:
+def _live(launcher, nproc, worker):
     steps = worker == _WORKER
     with _job(launcher, worker) as job:
         ranks = _start(job, launcher, "1", nproc)
@@ -84,13 +83,13 @@ def _live(launcher: Launcher, nproc: int, worker: str) -> _Life:
 
 
 @cache
-def _lives(launchers: Launchers, repeats: int, nproc: int, worker: str) -> dict[str, list[_Life]]:
+def _lives(launchers, repeats, nproc, worker):
     """One job serves several figures."""
     who = [*launchers.rivals()[:-1], launchers.executed(), launchers.ours]
     return interleaved(partial(_live, nproc=nproc, worker=worker), who, repeats)
 
 
-def _executed(launcher: Launcher, case: str) -> _Life:
+def _executed(launcher, case):
     """A start whose workers are executed in any case; `case`: why."""
     with _job(launcher) as job:
         script = job.scratch / "train"
@@ -114,7 +113,7 @@ def _executed(launcher: Launcher, case: str) -> _Life:
 
 
 @cache
-def _differences(launchers: Launchers, repeats: int, case: str) -> list[_Life]:
+def _differences(launchers, repeats, case):
     """Ours less those with `--ft-warm off`, start by start."""
     off = launchers.executed()
     found = interleaved(partial(_executed, case=case), [off, launchers.ours], repeats)
@@ -122,9 +121,9 @@ def _differences(launchers: Launchers, repeats: int, case: str) -> list[_Life]:
     return [_Life(*(mine - its for mine, its in zip(*pair, strict=True))) for pair in pairs]
 
 
-def _of_executed(case: str, what: str) -> list[Figure]:
-    def row(name: str, pick: str, to: str) -> Figure:
-        def measure(launchers: Launchers, repeats: int) -> Samples:
+def _of_executed(case, what):
+    def row(name, pick, to):
+        def measure(launchers, repeats):
             return {"nvrx-run": [getattr(life, pick) for life in _differences(launchers, repeats, case)]}
 
         return Figure(f"warm-off-{case}{name}", f"{what}: later than with {_OFF}, {to}", "s", 0.03, measure)
@@ -132,7 +131,7 @@ def _of_executed(case: str, what: str) -> list[Figure]:
     return [row("", "start_s", "import"), row("-step", "first_step_s", "first step")]
 
 
-def _lost_node(launcher: Launcher) -> float:
+def _lost_node(launcher):
     """2 active nodes and 1 spare; the node with the highest rank is killed."""
     with _job(launcher) as job:
         ranks = _start(job, launcher, "2:3", 2)
@@ -145,18 +144,18 @@ def _lost_node(launcher: Launcher) -> float:
         return _last(job.wait(2 * 2, "imported", at_s)) - at_s
 
 
-def _cold_start(launcher: Launcher, nproc: int) -> float:
+def _cold_start(launcher, nproc):
     with _job(launcher) as job:
         return _last(_start(job, launcher, "1", nproc)) - job.started_s
 
 
-def _memory(launcher: Launcher, nproc: int) -> float:
+def _memory(launcher, nproc):
     """Of the first cycle, when nothing is prepared any more."""
     with _job(launcher) as job:
         _start(job, launcher, "1", nproc)
         job.wait(nproc, "stepped")
         until_s, count = time.monotonic() + EVENT_TIMEOUT_S, 2 * nproc + 1 if launcher.name == "nvrx-run" else nproc
-        before = set[int]()
+        before = set()
         while len(found := _workers(job.nodes[0].pid)) != count or found != before:
             if time.monotonic() > until_s:
                 raise Failure(f"{launcher.name}: {len(found)} processes, not {count}: {job.said(0)[-2000:]}")
@@ -165,7 +164,7 @@ def _memory(launcher: Launcher, nproc: int) -> float:
         return procfs.pss_mb(found)
 
 
-def _workers(node: int) -> set[int]:
+def _workers(node):
     """Of a node: workers, standbys and templates."""
     found = set()
     for pid in procfs.family(node):
@@ -178,21 +177,11 @@ def _workers(node: int) -> set[int]:
     return found
 
 
-def _figure(
-    name: str,
-    what: str,
-    target: float,
-    one: Callable[[Launcher], float],
-    *,
-    unit: str = "s",
-    base: str = "torchrun",
-    theirs: bool = True,
-    once: bool = False,
-) -> Figure:
+def _figure(name, what, target, one, *, unit="s", base="torchrun", theirs=True, once=False):
     """`target`: of ours, as a share of that of `base`. `theirs`: other launchers have such a figure, too. `once`: one
     run tells it."""
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         rivals = launchers.rivals()[:-1] if theirs else []
         who = [*rivals, launchers.executed(), launchers.ours]
         return interleaved(one, who, 1, warm_up=0) if once else interleaved(one, who, repeats)
@@ -200,18 +189,18 @@ def _figure(
     return Figure(name, what, unit, target, measure, True, base)
 
 
-def _of_life(name: str, what: str, target: float, nproc: int, pick: str, base: str = "torchrun") -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+def _of_life(name, what, target, nproc, pick, base="torchrun"):
+    def measure(launchers, repeats):
         lives = _lives(launchers, repeats, nproc, _WORKER)
         return {who: [getattr(life, pick) for life in found] for who, found in lives.items()}
 
     return Figure(name, what, "s", target, measure, True, base)
 
 
-def _of_library(library: str, target_s: float) -> Figure:
+def _of_library(library, target_s):
     """The worker is warm_LIBRARY.py; the target is in seconds."""
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         if find_spec(library) is None:
             raise Failure(f"{library} is not installed for {sys.executable}")
         lives = _lives(launchers, repeats, 2, str(Path(__file__).with_name(f"warm_{library}.py")))

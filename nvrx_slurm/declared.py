@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # type checkers do not see that subclasses inherit `frozen`
 
     @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-    class Record:
+    class Record:  # noqa: D101
         def __init_subclass__(cls, kw_only: bool = False) -> None: ...
 
         __struct_fields__: ClassVar[tuple[str, ...]]

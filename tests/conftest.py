@@ -1,12 +1,9 @@
 """Fixtures for the whole suite."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +32,7 @@ for _signum, _usual in {
 TIERS = ("fast", "process", "slurm", "matrix")
 
 
-def tier(item: pytest.Item) -> str | None:
+def tier(item):
     """The nearest tier to the test, its function's before its file's."""
     repeats = item.get_closest_marker("repeats")
     _, _, value = item.name.partition("[")
@@ -44,7 +41,7 @@ def tier(item: pytest.Item) -> str | None:
     return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """`-m fast` does not import what only slower tests need, as torch."""
     if config.option.markexpr != "fast" or not collection_path.match("test_*.py"):
         return None
@@ -52,7 +49,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Leave one tier per test. With pytest-xdist's --dist loadgroup, real Slurms are on three workers."""
     tier_of = {item: tier(item) for item in items}
     for node in {node for item in items for node in item.listchain()}:
@@ -68,13 +65,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("slurm-a"))
 
 
-def pytest_make_parametrize_id(val: object) -> str | None:
+def pytest_make_parametrize_id(val):
     """The beginning of a long text: pytest-xdist sends the name of a test many times."""
     return ascii(val[:40]) if isinstance(val, (str, bytes)) and len(val) > 400 else None
 
 
 @pytest.fixture(autouse=True)
-def no_signal_stays_blocked() -> Iterator[None]:
+def no_signal_stays_blocked():
     """All children that later tests start would inherit it, and survive the signal."""
     yield
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -82,7 +79,7 @@ def no_signal_stays_blocked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def needs_slurm() -> None:
+def needs_slurm():
     """Skip, with the reason, where Slurm is not installed; fail instead if NVRX_REQUIRE_SLURM=1."""
     if reason := MiniCluster.available():
         if os.environ.get("NVRX_REQUIRE_SLURM") == "1":
@@ -91,7 +88,7 @@ def needs_slurm() -> None:
 
 
 @pytest.fixture(scope="session")
-def nvml_standin(tmp_path_factory) -> Path:
+def nvml_standin(tmp_path_factory):
     """Directory with a libnvidia-ml.so.1 that does as told (tests/lib); skips without a compiler."""
     try:
         return standin.built(tmp_path_factory.mktemp("nvml"))
@@ -100,7 +97,7 @@ def nvml_standin(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+def zygote():
     """Has imported torch, once for all tests, and what every optimizer imports."""
     pytest.importorskip("torch")
     process = Zygote("scenarios_calls", "torch._dynamo")
@@ -109,7 +106,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def cluster_root() -> Iterator[Path]:
+def cluster_root():
     """A short, private directory for one more cluster (pytest's own are too long for Unix sockets)."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     yield root
@@ -117,7 +114,7 @@ def cluster_root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
+def shared_cluster(needs_slurm):
     """The cluster of this worker; tests use `minicluster`, which resets it first."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cluster = MiniCluster(root, nodes=4, kill_wait_s=8, die_with_owner=True).up()  # ranks get 3 s to end
@@ -131,7 +128,7 @@ def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
 
 
 @pytest.fixture
-def minicluster(shared_cluster: MiniCluster) -> MiniCluster:
+def minicluster(shared_cluster):
     """A real Slurm cluster of 4 idle nodes, n1..n4, with no job."""
     shared_cluster.reset()
     return shared_cluster

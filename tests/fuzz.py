@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -69,24 +69,24 @@ class _Never(Exception):
     """Of a parser that raises nothing."""
 
 
-def _settings(text: str) -> None:
+def _settings(text):
     """Each kind of value, as it comes from a flag, a variable or YAML."""
     for one in SETTINGS.values():
         with suppress(ValueError):
             one.kind.parse(text)
 
 
-def _guess(text: str) -> None:
+def _guess(text):
     preload.guess(text, 1, lambda _: "")
 
 
-def _output(text: str) -> None:
+def _output(text):
     data, fault = text.encode(), RankFault(FaultKind.EXIT, "n1", 0, 0, 0, 1, 1, text[:500], text)
     evidence.examine(fault, data, data)
     reached.iteration(data), raised.failing_line(text), raised.frames(text), raised.raised_in(raised.clean(text))
 
 
-def _story(found: Any) -> None:
+def _story(found):
     story = why._story(found, Path("/nonexistent"))
     list(why._in_words(story, Path("/nonexistent")))
 
@@ -103,7 +103,7 @@ READY = Ready(1, 2, 3)
 MESSAGE = FROM_AGENTS.encode(READY)
 METRICS = {**GOOD, "restarts": {"used": 1, "allowed": 2, "by_kind": {}}}
 # Name: the parser, its error, and samples. Of JSON as the readers of log trees take it, text, bytes, and files of YAML.
-DOCUMENTS: dict[str, tuple[Any, Any]] = {
+DOCUMENTS = {
     "json": (lambda found: json.dumps(found, indent=1), RESULT),
     "status": (lambda found: status._told(Path("/7/r0"), found, GOOD["written"], True), GOOD),
     "metrics": (samples.samples, METRICS),
@@ -111,7 +111,7 @@ DOCUMENTS: dict[str, tuple[Any, Any]] = {
     "record": (event_log.decode, {"type": "Ready", **plain(READY)}),
     "model": (lambda found: llm._checked(found, ["a line of a log"]), REPLY),
 }
-TEXTS: dict[str, tuple[Any, ...]] = {
+TEXTS = {
     "first value": (first_value, ValueError, json.dumps(GOOD)),
     "event log": (lambda text: event_log.replay(text.splitlines(True)), _Never, "\n".join(agent_log())),
     "output": (_output, _Never, OUTPUT),
@@ -128,7 +128,7 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "script": (_guess, _Never, "import torch, numpy as np\nif x:\n  from a.b import c\n"),
     "settings": (_settings, _Never, "4:6", "a=1,b=2", "127.0.0.1:29400", "10m", "SIGUSR1@60"),
 }
-BYTES: dict[str, tuple[Any, ...]] = {
+BYTES = {
     "from an agent": (FROM_AGENTS.decode, ProtocolError, MESSAGE),
     "from a coordinator": (FROM_COORDINATOR.decode, ProtocolError, FROM_COORDINATOR.encode(Stop(1, 2, "r"))),
     "monitor": (monitor_wire.decode, monitor_wire.WireError, monitor_wire.encode("init", rank=3)),
@@ -139,7 +139,7 @@ BYTES: dict[str, tuple[Any, ...]] = {
     "printable": (printable.printable, _Never, b"\x1b[2J\xe2\x80\xae"),
     "web": (web.json_object, web.Trouble, b'{"a": 1}'),
 }
-FILES: dict[str, tuple[Any, ...]] = {
+FILES = {
     "section": (files.read_section, b"fault_tolerance:\n  a: &x [1, 2.5]\n  b: *x\n"),
     "site file": (
         lambda path: site.load(path, CONTEXTS, ACTIONS),
@@ -158,15 +158,15 @@ CHECKPOINTS = {
 SHORT = {"settings": 512, "script": 4096}  # bytes: of 150 kinds; of Python's own parser
 
 
-def _of_document(call: Any) -> Callable[[bytes], object]:
-    def read(data: bytes) -> object:
+def _of_document(call):
+    def read(data):
         return call(found) if isinstance(found := parsed(data), dict) else None
 
     return read
 
 
-def _of_file(call: Any) -> Callable[[bytes], object]:
-    def read(data: bytes) -> object:
+def _of_file(call):
+    def read(data):
         with NamedTemporaryFile(dir="/dev/shm") as file:
             Path(file.name).write_bytes(data)
             return call(file.name)
@@ -174,15 +174,15 @@ def _of_file(call: Any) -> Callable[[bytes], object]:
     return read
 
 
-def _of_checkpoint(name: str) -> Callable[[bytes], object]:
-    def read(data: bytes) -> object:
+def _of_checkpoint(name):
+    def read(data):
         take = len(data), lambda at, size: data[at : at + size]
         return checkpoints.damage(name, *take), checkpoints.needed(name, *take)
 
     return read
 
 
-def parsers() -> Iterator[tuple[str, Parser]]:
+def parsers():
     """All of them, by name."""
     for name, (call, sample) in DOCUMENTS.items():
         yield name, Parser(_of_document(call), progress.DAMAGE, (json.dumps(sample).encode(),))
@@ -197,14 +197,14 @@ def parsers() -> Iterator[tuple[str, Parser]]:
         yield name, Parser(_of_checkpoint(name), _Never, (sample,))
 
 
-def _decoded(call: Any, data: bytes) -> object:
+def _decoded(call, data):
     return call(data.decode("utf-8", "replace"))
 
 
 PARSERS = dict(parsers())
 
 
-def inputs(parser: Parser, seed: object) -> Iterator[bytes]:
+def inputs(parser, seed):
     """The samples, each damaged in another way."""
     samples, rng = parser.samples, random.Random(f"{seed}")
     while True:
@@ -227,7 +227,7 @@ def inputs(parser: Parser, seed: object) -> Iterator[bytes]:
         yield bytes(data)
 
 
-def wrong(parser: Parser, data: bytes) -> str:
+def wrong(parser, data):
     """What a parser does that it may not; "" for nothing."""
     began = time.thread_time()
     try:
@@ -240,7 +240,7 @@ def wrong(parser: Parser, data: bytes) -> str:
     return f"{took_s:.2f} s" if took_s > MOST_S else ""
 
 
-def run(name: str, count: int, seed: object) -> list[str]:
+def run(name, count, seed):
     """What one parser did that it may not. A time counts if it is too long three times."""
     parser, found = PARSERS[name], []
     for _, data in zip(range(count), inputs(parser, f"{name} {seed}"), strict=False):
@@ -249,7 +249,7 @@ def run(name: str, count: int, seed: object) -> list[str]:
     return found
 
 
-def main() -> int:
+def main():
     """Returns the exit code."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--inputs", type=int, default=100_000)

@@ -1,10 +1,7 @@
 """One thought per line. tests/data/dense.txt lists the files that are still packed; it only shrinks."""
 
-from __future__ import annotations
-
 import ast
 import tokenize
-from pathlib import Path
 
 import pytest
 from test_tidy import DEFINITIONS, IN_PACKAGE, PACKAGE, REPO, code_lines, nodes
@@ -18,9 +15,9 @@ _LAYOUT = {
 }  # fmt: skip
 
 
-def tokens(path: Path) -> int:
+def tokens(path):
     """Tokens of code, without comments, docstrings and layout."""
-    docs = set[int]()
+    docs = set()
     for node in nodes(path):
         if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
             docs.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
@@ -29,7 +26,7 @@ def tokens(path: Path) -> int:
     return sum(token.start[0] not in docs for token in found)
 
 
-def test_no_line_is_packed() -> None:
+def test_no_line_is_packed():
     """At most 9.5 tokens in a line of code, on average over a file: one thought per line."""
     dense = set()
     for path in IN_PACKAGE:

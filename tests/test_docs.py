@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from test_tidy import our_files
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
 from nvrx_slurm.config.layers import SETTINGS, resolve
 from nvrx_slurm.config.other_launchers import instead
-from nvrx_slurm.config.settings import Declaration, settings_of
+from nvrx_slurm.config.settings import settings_of
 from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.errors import ExitCode, UsageError
 
@@ -41,7 +40,7 @@ BY_FLAG = {flag: item for item in SETTINGS.values() for flag in item.flags}
 BY_VARIABLE = {name: item for item in SETTINGS.values() for name in item.env}
 
 
-def where(path: Path) -> str:
+def where(path):
     return str(path.relative_to(REPO))
 
 
@@ -56,12 +55,12 @@ class Fence(NamedTuple):
     info: tuple[str, ...]
     text: str
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{where(self.path)}:{self.line}"
 
 
-def fences(path: Path) -> Iterator[Fence]:
-    info: tuple[str, ...] | None = None
+def fences(path):
+    info = None
     begun, lines = 0, []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.startswith("```"):
@@ -74,9 +73,9 @@ def fences(path: Path) -> Iterator[Fence]:
     assert info is None, f"{where(path)}:{begun}: a fence is not closed"
 
 
-def tables(path: Path) -> Iterator[list[list[str]]]:
+def tables(path):
     """Each table as rows of cells, the header first."""
-    rows: list[list[str]] = []
+    rows = []
     for line in [*path.read_text().splitlines(), ""]:
         if line.startswith("|"):
             rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
@@ -85,7 +84,7 @@ def tables(path: Path) -> Iterator[list[list[str]]]:
             rows = []
 
 
-def code(cell: str) -> list[str]:
+def code(cell):
     """The words in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
@@ -109,7 +108,7 @@ def test_python_snippets_are_python():
 @pytest.mark.parametrize(
     "fence", [pytest.param(f, id=str(f), marks=[pytest.mark.torch] * ("import torch" in f.text)) for f in MARKED]
 )
-def test_marked_snippets_run(fence: Fence, tmp_path):
+def test_marked_snippets_run(fence, tmp_path):
     """`run`: by Python; `launch FLAGS`: by nvrx-run with these flags, two ranks on this machine."""
     script = tmp_path / "snippet.py"
     script.write_text(fence.text)
@@ -160,13 +159,13 @@ def clean_environment() -> dict[str, str]:
     return env | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
 
 
-def run(script: Path, launcher: list[str], env: dict[str, str]) -> None:
+def run(script, launcher, env):
     command = [sys.executable, *launcher, str(script)]
     done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def nvrx_run_lines() -> Iterator[tuple[Fence, list[str]]]:
+def nvrx_run_lines():
     """The words after each `nvrx-run` in shell blocks, up to the end of the command; none of lines with "..."."""
     for fence in FENCES:
         if fence.info[:1] not in (("bash",), ("sh",)):
@@ -198,7 +197,7 @@ def test_the_samples_of_the_tutorial_are_those_of_a_run():
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """What GitHub calls the headings of a file."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
@@ -254,14 +253,14 @@ def test_the_site_is_built_with_its_manual_pages(tmp_path):
 # --- environment variables --------------------------------------------------------------------------------------------
 
 
-def source_text() -> str:
+def source_text():
     """All programs and scripts of ours but the tests."""
     programs = [path for path in our_files() if path.suffix in (".py", ".sh", ".sbatch", "")]
     inside = [path for path in programs if path.relative_to(REPO).parts[0] not in ("docs", "tests")]
     return "\n".join(path.read_text(errors="replace") for path in inside)
 
 
-def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, str]]:
+def migrating_rows(*headers):
     """(their names, our names, status, the row) of the migration tables whose first column has such a header."""
     for header, *rows in (table for path in MIGRATING for table in tables(path)):
         if header[0] not in headers:
@@ -291,7 +290,7 @@ FLAG_ROWS = list(migrating_rows("torchrun", "`ft_launcher`"))
 THEIR_FLAGS = {flag for theirs, _, _, _ in FLAG_ROWS for flag in theirs}
 
 
-def agrees(item: Declaration | None, name: str, status: str) -> bool:
+def agrees(item, name, status):
     if item is None:
         return status == ("refused" if instead(name.lstrip("-")) else "not needed")
     return status in ("same", "renamed", "no effect") and bool(item.no_effect) == (status == "no effect")
@@ -307,7 +306,6 @@ def test_flags_of_theirs():
 def test_all_flags_are_in_the_tables():
     """Whatever has a flag is somebody's, or in the sentence about flags that only we have."""
     sentence = re.search(r"^Flags that only we have:(.*?):", MIGRATING[1].read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert sentence is not None
     own = set(code(sentence[1]))
     assert own & THEIR_FLAGS == set() and own <= set(BY_FLAG) <= own | THEIR_FLAGS
 
@@ -363,7 +361,7 @@ def test_variables_of_theirs():
 # --- classes ----------------------------------------------------------------------------------------------------------
 
 
-def find(name: str) -> bool:
+def find(name):
     """Whether `Class`, `Class.method` or `nvrx_slurm.module.name` exists."""
     first, *rest = name.split(".")
     if first == "nvrx_slurm":
@@ -383,7 +381,7 @@ CLASS_ROWS = [
 
 
 @pytest.mark.parametrize("row", CLASS_ROWS)
-def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]):
+def test_classes_of_theirs(row):
     theirs, ours, status, _ = row
     if any("Callback" in name for name in theirs) and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed (extra: lightning)")

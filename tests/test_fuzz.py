@@ -1,7 +1,5 @@
 """Damaged bytes make no parser fail in another way than its own; `tests/fuzz.py` gives more of them, by hand."""
 
-from __future__ import annotations
-
 import fuzz
 import pytest
 
@@ -10,5 +8,5 @@ pytestmark = pytest.mark.fast
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::SyntaxWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", fuzz.PARSERS)
-def test_a_parser_raises_its_own_error_only_and_soon(name: str):
+def test_a_parser_raises_its_own_error_only_and_soon(name):
     assert fuzz.run(name, 300, seed=1) == []

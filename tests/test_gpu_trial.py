@@ -1,7 +1,5 @@
 """scripts/dev/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,11 +15,11 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "gpu-trial"
 BOUND_S = 110
 
 
-def trial(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def trial(directory, *args):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NVRX_"))}
     return subprocess.run(
         [str(SCRIPT), *args], cwd=directory, env=env | {"PYTHON": sys.executable}, text=True, capture_output=True,
-        timeout=BOUND_S, check=False,
+        timeout=BOUND_S,
     )  # fmt: skip
 
 
@@ -38,7 +36,6 @@ def test_rows(tmp_path):
     assert rows["template"]["value"] == {"template and standbys": 3, "devices open in them": 0}
 
 
-@pytest.mark.parametrize(("args", "named"), [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
-def test_bad_arguments(tmp_path, args: list[str], named: str):
-    ended = trial(tmp_path, *args)
-    assert ended.returncode == 2 and named in ended.stderr
+def test_bad_arguments(tmp_path):
+    ended = trial(tmp_path, "--rows=nvml,x")
+    assert ended.returncode == 2 and "called x" in ended.stderr

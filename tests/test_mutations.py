@@ -1,7 +1,5 @@
 """The table of mutants (tests/mutations): each defect has its place and its tests. `scripts/mutants` applies them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -22,6 +22,7 @@ from typing import Any
 from heard import Heard
 from standin import StandIn, built
 
+from nvrx_slurm.child.descendants import children
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
@@ -213,9 +214,10 @@ def template(trial: Trial) -> dict[str, Any]:
     """CUDA in the workers, and nothing of it in their template."""
     with trial.job("crash", _WARM) as job:
         pids = {one["pid"] for one in job.await_words("step", trial.ranks, cycle=0)}
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         names = (WORKER, *WAITING)
-        scripts = {int(pid) for pid in children if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)}
+        scripts = {
+            pid for pid in children(job.pid) if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)
+        }
         opened = {pid: _devices(pid) for pid in scripts}
     if not scripts - pids:
         raise Failed(f"no template beside the workers {pids}")
@@ -307,15 +309,12 @@ def measure(trial: Trial, name: str) -> dict[str, Any]:
 def main() -> int:
     """Run the rows that were asked for."""
     parser = argparse.ArgumentParser(prog="scripts/dev/gpu-trial", description="A trial on the GPUs of this machine.")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of a Slurm allocation [1]")
     parser.add_argument("--rows", default=",".join(ROWS), metavar="NAME,...", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--output", default="gpu-trial.json", metavar="FILE", help="[gpu-trial.json]")
     args = parser.parse_args()
     names = args.rows.split(",")
     if unknown := [name for name in names if name not in ROWS]:
         parser.error(f"no row is called {unknown[0]}; there are {', '.join(ROWS)}")
-    if args.nodes > 1:
-        return _on_nodes(parser, args)
     with nvml() as count, tempfile.TemporaryDirectory(prefix="gpu-trial-") as directory:
         print(f"{count} GPUs" + (" (NVML is a stand-in, ranks use gloo)" if not count else ""), flush=True)
         trial, rows = Trial(Path(directory), count), []
@@ -326,19 +325,6 @@ def main() -> int:
     result = {"node": os.uname().nodename, "gpus": count, "rows": rows}
     Path(args.output).write_text(json.dumps(result, indent=1) + "\n")
     return 1 if any(row["verdict"] == "failed" for row in rows) else 0
-
-
-def _on_nodes(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    if "SLURM_JOB_ID" not in os.environ:
-        parser.error(f"--nodes {args.nodes} needs a Slurm allocation; run it inside salloc or sbatch")
-    output = Path(args.output).resolve()
-    program = 'exec "$0" "$1" --rows "$2" --output "$3.$SLURM_PROCID"'
-    command = ["srun", f"--nodes={args.nodes}", "--ntasks-per-node=1", "--label", "sh", "-c", program]
-    code = subprocess.run([*command, sys.executable, __file__, args.rows, str(output)], check=False).returncode
-    found = [json.loads(path.read_text()) for path in sorted(output.parent.glob(f"{output.name}.[0-9]*"))]
-    output.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{len(found)} of {args.nodes} nodes wrote to {output}")
-    return code
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
 """A memory limit of a real cgroup: a save that would break it is refused before anything is written."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +38,7 @@ print(one.ask(m.AskHeld(), m.HeldSaves)[0].iterations, oom_kills())
 
 
 @pytest.fixture
-def group() -> Iterator[Path]:
+def group():
     """With a limit; skips where this user may make none."""
     for top, limit in PLACES.items():
         path = top / f"nvrx-test-{os.getpid()}"
@@ -60,7 +57,7 @@ def group() -> Iterator[Path]:
     pytest.skip("needs root and a cgroup for memory")
 
 
-def test_a_save_that_the_limit_does_not_allow_is_refused(group: Path) -> None:
+def test_a_save_that_the_limit_does_not_allow_is_refused(group):
     name = f"nvrx-keeper-test-{group.name}"
     argv = [sys.executable, "-c", PROGRAM, str(group), name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
@@ -71,7 +68,7 @@ def test_a_save_that_the_limit_does_not_allow_is_refused(group: Path) -> None:
     wait_until_empty(group)
 
 
-def wait_until_empty(group: Path) -> None:
+def wait_until_empty(group):
     """The keeper ends by itself."""
     for pid in map(int, (group / "cgroup.procs").read_text().split()):
         try:

@@ -1,7 +1,5 @@
 """Jobs of real `nvrx-run` and gloo: a fault costs one step, and nothing of ours is left when the job is gone."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,17 +71,17 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
+def directory():
     with tempfile.TemporaryDirectory(prefix="nvrx-kt-") as name:
         (Path(name) / "train.py").write_text(TRAINING)
         yield Path(name)
 
 
-def start(directory: Path, fault: str, *more: str) -> subprocess.Popen[str]:
+def start(directory, fault, *more):
     return launch(directory, [str(directory / "train.py"), fault, str(FAULT_AT), str(STEPS)], *more)
 
 
-def launch(directory: Path, words: list[str], *more: str) -> subprocess.Popen[str]:
+def launch(directory, words, *more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_", "TORCHELASTIC_"))}
     env = kept | {"PYTHONPATH": str(REPO), "TMPDIR": str(directory)}
     flags = (f"--log-dir={directory / 'logs'}", "--nproc-per-node=2", "--max-restarts=1", *more)
@@ -94,7 +91,7 @@ def launch(directory: Path, words: list[str], *more: str) -> subprocess.Popen[st
     )  # fmt: skip
 
 
-def run(directory: Path, fault: str, *more: str) -> tuple[str, set[str]]:
+def run(directory, fault, *more):
     """Its output, and the weights of its ranks."""
     with start(directory, fault, *more) as job:
         text, _ = job.communicate(timeout=BOUND_S)
@@ -103,7 +100,7 @@ def run(directory: Path, fault: str, *more: str) -> tuple[str, set[str]]:
     return text, set(re.findall(r"weights \d (\w+)", text))
 
 
-def keepers(launcher: int) -> list[int]:
+def keepers(launcher):
     """Those of the ranks of a launcher."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -116,11 +113,11 @@ def keepers(launcher: int) -> list[int]:
     return found
 
 
-def begins(text: str, cycle: int) -> set[int]:
+def begins(text, cycle):
     return {int(one) for one in re.findall(rf"begins {cycle} \d (\d+)", text)}
 
 
-def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory: Path) -> None:
+def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory):
     _, undisturbed = run(directory, "none")
     text, weights = run(directory, "killed")
     assert len(re.findall(r"fault \d", text)) == 2
@@ -128,7 +125,7 @@ def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory: Path
     assert len(undisturbed) == 1 and weights == undisturbed
 
 
-def test_all_ranks_take_the_iteration_that_each_of_them_has(directory: Path) -> None:
+def test_all_ranks_take_the_iteration_that_each_of_them_has(directory):
     """The one that was killed in its save has not the newest of the other."""
     text, weights = run(directory, "in-a-save", "--ft-checkpoint-memory=1T")
     assert "saves may be refused" in text  # the keeper is there before the first save
@@ -136,7 +133,7 @@ def test_all_ranks_take_the_iteration_that_each_of_them_has(directory: Path) -> 
     assert len(weights) == 1
 
 
-def test_two_agents_of_one_host_have_a_keeper_each(directory: Path) -> None:
+def test_two_agents_of_one_host_have_a_keeper_each(directory):
     place = ("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two")
     with start(directory, "killed", *place) as one, start(directory, "killed", *place) as other:
         texts = [job.communicate(timeout=BOUND_S)[0] for job in (one, other)]
@@ -145,7 +142,7 @@ def test_two_agents_of_one_host_have_a_keeper_each(directory: Path) -> None:
     assert keepers(one.pid) == keepers(other.pid) == []
 
 
-def test_the_example_loses_no_more_than_a_step(directory: Path) -> None:
+def test_the_example_loses_no_more_than_a_step(directory):
     """Its disk has nothing yet when a rank is killed."""
     ends = []
     for faulty in (False, True):
@@ -167,16 +164,15 @@ def test_the_example_loses_no_more_than_a_step(directory: Path) -> None:
     assert len(ends) == 2 and len(set(ends)) == 1
 
 
-def read(path: Path) -> str:
+def read(path):
     try:
         return path.read_text()
     except FileNotFoundError:
         return ""
 
 
-def test_the_keeper_outlives_a_killed_agent_for_a_while(directory: Path) -> None:
+def test_the_keeper_outlives_a_killed_agent_for_a_while(directory):
     with start(directory, "agent") as job:
-        assert job.stdout is not None
         for line in job.stdout:
             if re.search(r"fault \d", line):
                 break

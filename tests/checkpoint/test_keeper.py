@@ -1,7 +1,5 @@
 """A real keeper and its ranks: what it holds, whom it refuses, when it ends. No torch."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets
@@ -11,7 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +26,7 @@ MB = 1 << 20
 class Node:
     """A launcher that does nothing, and the keeper of its node."""
 
-    def __init__(self, limit: int = 0) -> None:
+    def __init__(self, limit=0):
         self.launcher = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self.name = f"nvrx-keeper-test-{secrets.token_hex(8)}"
         link.start(self.name, {**os.environ, link.LIMIT: str(limit)}, self.launcher.pid, linger_s=0.5)
@@ -37,38 +34,38 @@ class Node:
         self.pid = self._pid()
         self.pidfd = os.pidfd_open(self.pid)
 
-    def join(self, rank: int = 0, world: int = 1, launcher: int = 0) -> Link:
+    def join(self, rank=0, world=1, launcher=0):
         return Link(self.name, m.Join(rank, world, 1, launcher or self.launcher.pid))
 
-    def connect(self) -> socket.socket:
+    def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(BOUND_S)
         connection.connect("\0" + self.name)
         return connection
 
-    def _pid(self) -> int:
+    def _pid(self):
         with self.connect() as connection:
             return int(struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
-    def ended(self, within_s: float = BOUND_S) -> bool:
+    def ended(self, within_s=BOUND_S):
         return bool(select.select([self.pidfd], [], [], within_s)[0])
 
-    def close(self) -> None:
+    def close(self):
         end(self.launcher)
         assert self.ended(), "the keeper outlives its launcher"
         os.close(self.pidfd)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process):
     process.kill()
     process.communicate()
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Node]]:
-    nodes: list[Node] = []
+def make():
+    nodes = []
 
-    def node(*args: int) -> Node:
+    def node(*args):
         nodes.append(Node(*args))
         return nodes[-1]
 
@@ -78,35 +75,35 @@ def make() -> Iterator[Callable[..., Node]]:
 
 
 @pytest.fixture
-def node(make: Callable[..., Node]) -> Node:
+def node(make):
     return make()
 
 
-def begin(one: Link, iteration: int, size: int = MB) -> tuple[m.Space, mmap.mmap]:
+def begin(one, iteration, size=MB):
     space, fd = one.ask(m.AskSpace(iteration, size), m.Space)
     memory = mmap.mmap(fd, os.fstat(fd).st_size)
     os.close(fd)
     return space, memory
 
 
-def save(one: Link, iteration: int, size: int = MB) -> mmap.mmap:
+def save(one, iteration, size=MB):
     space, memory = begin(one, iteration, size)
     memory[:size] = bytes([iteration]) * size
     one.ask(m.SaveDone(space.serial, size - 8, 8), m.Accepted)
     return memory
 
 
-def held(one: Link) -> list[int]:
+def held(one):
     return list(one.ask(m.AskHeld(), m.HeldSaves)[0].iterations)
 
 
-def load(one: Link, iteration: int) -> bytes:
+def load(one, iteration):
     saved, fd = one.ask(m.AskSaved(iteration), m.Saved)
     with open(fd, "rb") as file:
         return file.read(saved.tree_at + saved.tree_size)
 
 
-def test_two_generations_outlive_the_process_that_saved_them(node: Node) -> None:
+def test_two_generations_outlive_the_process_that_saved_them(node):
     one = node.join()
     for iteration in (1, 2, 3):
         save(one, iteration)
@@ -118,7 +115,7 @@ def test_two_generations_outlive_the_process_that_saved_them(node: Node) -> None
         load(after, 1)
 
 
-def test_a_rank_that_ends_in_a_save_loses_only_that_generation(node: Node) -> None:
+def test_a_rank_that_ends_in_a_save_loses_only_that_generation(node):
     one = node.join()
     save(one, 1)
     save(one, 2)
@@ -132,7 +129,7 @@ def test_a_rank_that_ends_in_a_save_loses_only_that_generation(node: Node) -> No
     assert load(after, 3) == bytes([3]) * MB
 
 
-def test_the_newer_process_is_the_rank(node: Node) -> None:
+def test_the_newer_process_is_the_rank(node):
     old = node.join()
     save(old, 1)
     space, _ = begin(old, 2)
@@ -144,7 +141,7 @@ def test_the_newer_process_is_the_rank(node: Node) -> None:
     assert held(new) == [2, 1]
 
 
-def test_ranks_do_not_see_each_other(node: Node) -> None:
+def test_ranks_do_not_see_each_other(node):
     one, other = node.join(0, 2), node.join(1, 2)
     save(one, 1)
     assert held(other) == []
@@ -152,16 +149,8 @@ def test_ranks_do_not_see_each_other(node: Node) -> None:
     assert held(one) == [1] and held(other) == [2]
 
 
-def test_another_number_of_ranks_is_told(node: Node) -> None:
-    one = node.join(0, 2)
-    save(one, 1)
-    one.close()
-    answer, _ = node.join(0, 4).ask(m.AskHeld(), m.HeldSaves)
-    assert answer.iterations == () and "2 ranks" in answer.other
-
-
 @pytest.mark.parametrize("at", [0, MB // 2, MB - 1])
-def test_a_bit_that_flips_is_found_and_the_generation_before_is_left(node: Node, at: int) -> None:
+def test_a_bit_that_flips_is_found_and_the_generation_before_is_left(node, at):
     one = node.join()
     save(one, 1)
     memory = save(one, 2)
@@ -172,7 +161,7 @@ def test_a_bit_that_flips_is_found_and_the_generation_before_is_left(node: Node,
     assert held(one) == [1] and load(one, 1) == bytes([1]) * MB
 
 
-def test_memory_cannot_be_cut_off(node: Node) -> None:
+def test_memory_cannot_be_cut_off(node):
     one = node.join()
     _, fd = one.ask(m.AskSpace(1, MB), m.Space)
     with open(fd, "r+b") as file:
@@ -181,7 +170,7 @@ def test_memory_cannot_be_cut_off(node: Node) -> None:
                 os.ftruncate(file.fileno(), size)
 
 
-def test_too_little_is_said_before_anything_is_written_and_what_is_held_stays(make: Callable[..., Node]) -> None:
+def test_too_little_is_said_before_anything_is_written_and_what_is_held_stays(make):
     node = make(6 * MB)
     one = node.join()
     save(one, 1, 2 * MB)
@@ -195,7 +184,7 @@ def test_too_little_is_said_before_anything_is_written_and_what_is_held_stays(ma
         begin(node.join(1), 1, 2 * MB)
 
 
-def test_ranks_that_went_elsewhere_make_room(make: Callable[..., Node]) -> None:
+def test_ranks_that_went_elsewhere_make_room(make):
     node = make(5 * MB)
     gone = node.join(0)
     save(gone, 1, 2 * MB)
@@ -222,7 +211,7 @@ AFTER_JOIN = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_strangers_are_cut_off_and_others_go_on(node: Node, data: bytes) -> None:
+def test_strangers_are_cut_off_and_others_go_on(node, data):
     one = node.join()
     save(one, 1)
     with node.connect() as connection:
@@ -232,7 +221,7 @@ def test_strangers_are_cut_off_and_others_go_on(node: Node, data: bytes) -> None
 
 
 @pytest.mark.parametrize("request_", AFTER_JOIN.values(), ids=AFTER_JOIN)
-def test_a_rank_that_errs_is_cut_off_and_its_states_stay(node: Node, request_: m.Request) -> None:
+def test_a_rank_that_errs_is_cut_off_and_its_states_stay(node, request_):
     one = node.join()
     save(one, 1)
     with pytest.raises(KeeperGone):
@@ -240,32 +229,19 @@ def test_a_rank_that_errs_is_cut_off_and_its_states_stay(node: Node, request_: m
     assert held(node.join()) == [1]
 
 
-def test_a_description_outside_of_the_memory_is_refused(node: Node) -> None:
+def test_a_description_outside_of_the_memory_is_refused(node):
     one = node.join()
     space, _ = begin(one, 1)
     with pytest.raises(KeeperGone):
         one.ask(m.SaveDone(space.serial, MB, MB), m.Accepted)
 
 
-def test_a_killed_keeper_is_noticed_and_another_one_starts(node: Node) -> None:
-    one = node.join()
-    save(one, 1)
-    os.kill(node.pid, signal.SIGKILL)
-    assert node.ended()
-    with pytest.raises(KeeperGone):
-        held(one)
-    with pytest.raises(KeeperGone):
-        node.join()
-    link.start(node.name, os.environ, node.launcher.pid, linger_s=0.1)
-    assert held(node.join()) == []
-
-
-def test_a_second_one_is_not_started(node: Node) -> None:
+def test_a_second_one_is_not_started(node):
     link.start(node.name, os.environ, node.launcher.pid)
     assert node._pid() == node.pid
 
 
-def test_it_outlives_its_launcher_for_another_one_and_then_ends(node: Node) -> None:
+def test_it_outlives_its_launcher_for_another_one_and_then_ends(node):
     one = node.join()
     save(one, 1)
     one.close()
@@ -278,7 +254,7 @@ def test_it_outlives_its_launcher_for_another_one_and_then_ends(node: Node) -> N
     assert node.ended()
 
 
-def test_it_goes_on_for_ranks_of_another_launcher_and_does_not_spin(node: Node) -> None:
+def test_it_goes_on_for_ranks_of_another_launcher_and_does_not_spin(node):
     """The first launcher is not reaped, as by a busy parent."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as second:
         one, other = node.join(0), node.join(1, launcher=second.pid)
@@ -292,14 +268,14 @@ def test_it_goes_on_for_ranks_of_another_launcher_and_does_not_spin(node: Node) 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_signals_to_all_processes_of_a_step_do_not_end_it(node: Node, signum: int) -> None:
+def test_signals_to_all_processes_of_a_step_do_not_end_it(node, signum):
     one = node.join()
     os.kill(node.pid, signum)
     save(one, 1)
     assert held(one) == [1]
 
 
-def test_it_is_small_and_has_no_torch(node: Node) -> None:
+def test_it_is_small_and_has_no_torch(node):
     one = node.join()
     for iteration in (1, 2, 3):
         save(one, iteration, 64 * MB)
@@ -310,7 +286,7 @@ def test_it_is_small_and_has_no_torch(node: Node) -> None:
     assert "torch" not in Path(f"/proc/{node.pid}/maps").read_text()
 
 
-def test_other_users_are_refused(node: Node) -> None:
+def test_other_users_are_refused(node):
     if os.geteuid():
         pytest.skip("needs root to be another user")
     program = (
@@ -322,7 +298,7 @@ def test_other_users_are_refused(node: Node) -> None:
     assert done.stdout.strip() == "0" or "ConnectionReset" in done.stderr
 
 
-def test_a_keeper_of_another_user_is_not_believed() -> None:
+def test_a_keeper_of_another_user_is_not_believed():
     if os.geteuid():
         pytest.skip("needs root to be another user")
     name = f"nvrx-keeper-test-{secrets.token_hex(8)}"
@@ -333,7 +309,7 @@ def test_a_keeper_of_another_user_is_not_believed() -> None:
     )
     argv = [sys.executable, "-c", program, name]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdout is not None and stranger.stdout.readline() == b"ready\n"
+        assert stranger.stdout.readline() == b"ready\n"
         with pytest.raises(CheckpointError, match="another user"):
             Link(name, m.Join(0, 1, 1, 1))
         end(stranger)
@@ -350,7 +326,7 @@ link.start(sys.argv[1], os.environ, int(sys.argv[2]), linger_s=0.5)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="has another number of set_mempolicy")
-def test_it_is_not_bound_as_the_rank_that_started_it(make: Callable[..., Node]) -> None:
+def test_it_is_not_bound_as_the_rank_that_started_it(make):
     other = make()  # whose launcher is used
     name = f"{other.name}-bound"
     argv = [sys.executable, "-c", BOUND_RANK, name, str(other.launcher.pid)]

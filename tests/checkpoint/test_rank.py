@@ -1,7 +1,5 @@
 """Saving and loading as a training script does, with a real keeper and torch on CPUs."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -12,10 +10,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,27 +29,27 @@ BOUND_S = 60.0
 class Job:
     """A launcher that does nothing; this process is its rank."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.launcher = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
-    def keeper_pid(self) -> int:
+    def keeper_pid(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
             one.connect("\0" + address(os.environ, self.launcher.pid))
             return int(struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
-    def kill_keeper(self) -> None:
+    def kill_keeper(self):
         pidfd = os.pidfd_open(self.keeper_pid())
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert select.select([pidfd], [], [], BOUND_S)[0]
         os.close(pidfd)
 
-    def close(self) -> None:
+    def close(self):
         self.launcher.kill()
         self.launcher.communicate()
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NVRX_RUN_DIR", "NVRX_INFRA_RANK", "NVRX_RESUME_BEFORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", secrets.token_hex(8))
@@ -65,7 +61,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     one.close()
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(one, other):
     if isinstance(one, torch.Tensor):
         same_kind = one.dtype == other.dtype and one.shape == other.shape
         return same_kind and raw(one) == raw(other)
@@ -76,7 +72,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
-def raw(tensor: Any) -> bytes:
+def raw(tensor):
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -86,7 +82,7 @@ DTYPES = (
 )
 
 
-def bits(dtype: str, *shape: int) -> Any:
+def bits(dtype, *shape):
     """Any bits, also NaNs with payloads; of bool only 0 and 1."""
     kind = getattr(torch, dtype)
     high = 2 if dtype == "bool" else 256
@@ -94,7 +90,7 @@ def bits(dtype: str, *shape: int) -> Any:
     return torch.randint(0, high, (count,), dtype=torch.uint8).view(kind).view(shape)
 
 
-def any_state() -> dict[Any, Any]:
+def any_state():
     return {
         **{dtype: bits(dtype, 3, 5) for dtype in DTYPES},
         "scalar": torch.tensor(1.5),
@@ -113,17 +109,17 @@ def any_state() -> dict[Any, Any]:
     }
 
 
-def test_what_is_loaded_is_equal_bit_by_bit(job: Job) -> None:
+def test_what_is_loaded_is_equal_bit_by_bit(job):
     assert checkpoint.load() is None and checkpoint.available() is None
     state = any_state()
     assert checkpoint.save(state, 7)
     assert checkpoint.available() == 7
     found = checkpoint.load()
-    assert found is not None and found[1] == 7
+    assert found[1] == 7
     assert equal(found[0], state)
 
 
-def test_tensors_are_overwritten_in_place(job: Job) -> None:
+def test_tensors_are_overwritten_in_place(job):
     state = {"w": torch.nn.Parameter(torch.randn(4, 6)), "t": torch.randn(6, 4).t(), "l": [1, {"x": torch.ones(2)}]}
     before = {"w": state["w"].detach().clone(), "t": state["t"].clone()}
     assert checkpoint.save(state, 1)
@@ -132,13 +128,13 @@ def test_tensors_are_overwritten_in_place(job: Job) -> None:
     state["l"][0] = 5
     parts = state["w"], state["t"], state["l"], state["l"][1]["x"]
     found = checkpoint.load(state)
-    assert found is not None and found[0] is state
+    assert found[0] is state
     assert equal(state["w"].detach(), before["w"]) and equal(state["t"], before["t"]) and state["l"][0] == 1
     after = state["w"], state["t"], state["l"], state["l"][1]["x"]
     assert list(map(id, after)) == list(map(id, parts))
 
 
-def train(model: Any, optimizer: Any, steps: range) -> None:
+def train(model, optimizer, steps):
     for step in steps:
         torch.manual_seed(step)
         optimizer.zero_grad()
@@ -146,48 +142,47 @@ def train(model: Any, optimizer: Any, steps: range) -> None:
         optimizer.step()
 
 
-def fresh() -> tuple[Any, Any]:
+def fresh():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 1))
     return model, torch.optim.AdamW(model.parameters())
 
 
-def test_training_goes_on_as_if_nothing_had_happened(job: Job) -> None:
+def test_training_goes_on_as_if_nothing_had_happened(job):
     model, optimizer = fresh()
     train(model, optimizer, range(5))
     assert checkpoint.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, 5)
     train(model, optimizer, range(5, 10))
     again, its_optimizer = fresh()
     found = checkpoint.load({"model": again.state_dict(), "optimizer": its_optimizer.state_dict()})
-    assert found is not None
     its_optimizer.load_state_dict(found[0]["optimizer"])
     train(again, its_optimizer, range(found[1], 10))
     assert equal(dict(again.state_dict()), dict(model.state_dict()))
 
 
-def test_memory_is_a_copy(job: Job) -> None:
+def test_memory_is_a_copy(job):
     weights = torch.zeros(1000)
     for iteration in range(1, 6):
         assert checkpoint.save({"w": weights.fill_(iteration)}, iteration)
     weights.fill_(99)
     found = checkpoint.load()
-    assert found is not None and found[1] == 5 and bool((found[0]["w"] == 5).all())
+    assert found[1] == 5 and bool((found[0]["w"] == 5).all())
     for iteration in (6, 7):
         assert checkpoint.save({"w": weights}, iteration)
     assert bool((found[0]["w"] == 5).all())
 
 
-def test_a_state_that_grows_or_shrinks(job: Job) -> None:
+def test_a_state_that_grows_or_shrinks(job):
     for iteration, size in enumerate((10, 100_000, 20, 1_000_000, 0, 3_000_000)):
         state = {"w": torch.full((size,), float(iteration))}
         assert checkpoint.save(state, iteration)
         found = checkpoint.load()
-        assert found is not None and equal(found[0], state)
+        assert equal(found[0], state)
     mapped = re.findall(r"memfd:nvrx-checkpoint", Path("/proc/self/maps").read_text())
     assert 1 <= len(mapped) <= 2  # what the keeper has let go is free
 
 
-BAD: dict[str, tuple[Any, str]] = {
+BAD = {
     "set": ({"a": [1, {2}]}, "state['a'][1] is a builtins.set"),
     "key": ({"a": {(1, 2): 3}}, "a key of state['a']"),
     "object": ([object()], "state[0]"),
@@ -198,26 +193,26 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("state", "told"), BAD.values(), ids=BAD)
-def test_what_cannot_be_saved_is_named_with_its_place(job: Job, state: Any, told: str) -> None:
+@pytest.mark.parametrize("state, told", BAD.values(), ids=BAD)
+def test_what_cannot_be_saved_is_named_with_its_place(job, state, told):
     with pytest.raises(CheckpointError, match=re.escape(told)):
         checkpoint.save(state, 1)
 
 
-def test_a_state_in_itself_is_refused(job: Job) -> None:
-    state: list[Any] = []
+def test_a_state_in_itself_is_refused(job):
+    state = []
     state.append(state)
     with pytest.raises(CheckpointError, match="deep"):
         checkpoint.save(state, 1)
 
 
 @pytest.mark.parametrize("iteration", [-1, 1 << 63, 1.5, None])
-def test_an_iteration_is_a_number(job: Job, iteration: Any) -> None:
+def test_an_iteration_is_a_number(job, iteration):
     with pytest.raises(CheckpointError, match="iteration"):
         checkpoint.save({}, iteration)
 
 
-MISFITS: dict[str, tuple[Any, str]] = {
+MISFITS = {
     "shape": ({"w": torch.zeros(3), "l": [1]}, "state['w']"),
     "dtype": ({"w": torch.zeros(2, dtype=torch.float64), "l": [1]}, "float64"),
     "missing": ({"w": torch.zeros(2), "l": [1], "more": 1}, "state['more'] was not saved"),
@@ -227,10 +222,8 @@ MISFITS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("target", "told"), MISFITS.values(), ids=MISFITS)
-def test_a_state_that_does_not_fit_is_left_as_it_is(
-    job: Job, caplog: pytest.LogCaptureFixture, target: Any, told: str
-) -> None:
+@pytest.mark.parametrize("target, told", MISFITS.values(), ids=MISFITS)
+def test_a_state_that_does_not_fit_is_left_as_it_is(job, caplog, target, told):
     assert checkpoint.save({"w": torch.ones(2), "l": [7]}, 1)
     assert checkpoint.load(target) is None
     assert told in caplog.text and "read the disk" in caplog.text
@@ -238,9 +231,7 @@ def test_a_state_that_does_not_fit_is_left_as_it_is(
         assert not target["w"].any() and target["l"][0] == 1
 
 
-def test_too_little_memory_costs_no_training(
-    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_costs_no_training(job, caplog, monkeypatch):
     monkeypatch.setenv("NVRX_KEEPER_BYTES", "8000000")
     small = {"w": torch.ones(1000)}
     assert checkpoint.save(small, 1)
@@ -248,10 +239,10 @@ def test_too_little_memory_costs_no_training(
         assert not checkpoint.save({"w": torch.ones(4_000_000)}, iteration)
     assert caplog.text.count("--ft-checkpoint-memory") == 1  # not with each step
     found = checkpoint.load()
-    assert found is not None and found[1] == 1 and equal(found[0], small)
+    assert found[1] == 1 and equal(found[0], small)
 
 
-def test_a_killed_keeper_costs_what_it_held(job: Job) -> None:
+def test_a_killed_keeper_costs_what_it_held(job):
     state = {"w": torch.ones(10)}
     assert checkpoint.save(state, 1)
     job.kill_keeper()
@@ -262,9 +253,7 @@ def test_a_killed_keeper_costs_what_it_held(job: Job) -> None:
     assert checkpoint.available() == 4
 
 
-def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(job, monkeypatch, caplog):
     assert checkpoint.save({"i": 1}, 1)
     keeper = job.keeper_pid()
     monkeypatch.setattr(rank, "_keeper", rank._Keeper())
@@ -280,9 +269,7 @@ def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(
     assert checkpoint.save({"i": 3}, 100) and checkpoint.load() == ({"i": 3}, 100)
 
 
-def test_of_another_number_of_ranks(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_another_number_of_ranks(job, monkeypatch, caplog):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert checkpoint.save({"w": torch.ones(10)}, 1)
     with pytest.raises(CheckpointError, match="init_process_group"):
@@ -292,7 +279,7 @@ def test_of_another_number_of_ranks(
     assert "is of 2 ranks, not of 1" in caplog.text
 
 
-def test_only_older_ones_after_a_poisoned_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_older_ones_after_a_poisoned_one(job, monkeypatch):
     assert checkpoint.save({"i": 1}, 1) and checkpoint.save({"i": 2}, 2)
     monkeypatch.setenv("NVRX_RESUME_BEFORE", "2")
     assert checkpoint.load() == ({"i": 1}, 1)
@@ -322,23 +309,23 @@ checkpoint.save({name: one + 2 for name, one in state.items()}, 3)
 """
 
 
-def test_a_rank_that_is_killed_in_a_save_loses_that_one(job: Job) -> None:
+def test_a_rank_that_is_killed_in_a_save_loses_that_one(job):
     assert checkpoint.save({"i": 0}, 0)  # starts the keeper
     argv = [sys.executable, "-c", KILLED_IN_A_SAVE, str(job.launcher.pid)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == -signal.SIGKILL and "in the middle" in done.stdout, done.stderr
     rank._keeper.drop()
     found = checkpoint.load()
-    assert found is not None and found[1] == 2
+    assert found[1] == 2
     assert equal(found[0], {name: torch.full((100_000,), 2.0) for name in "abc"})
 
 
-def test_an_exception_in_a_save_costs_that_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_save_costs_that_one(job, monkeypatch):
     """As an in-process restart raises it."""
     state = {"w": torch.ones(10), "v": torch.ones(10)}
     assert checkpoint.save(state, 1) and checkpoint.save(state, 2)
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -351,7 +338,7 @@ def test_an_exception_in_a_save_costs_that_one(job: Job, monkeypatch: pytest.Mon
     assert checkpoint.save(state, 3) and checkpoint.load() is not None
 
 
-def test_a_forked_process_is_not_the_rank(job: Job) -> None:
+def test_a_forked_process_is_not_the_rank(job):
     assert checkpoint.save({"i": 1}, 1)
     pid = os.fork()
     if pid == 0:
@@ -360,7 +347,7 @@ def test_a_forked_process_is_not_the_rank(job: Job) -> None:
     assert checkpoint.save({"i": 2}, 2)
 
 
-def test_the_local_part_of_a_dtensor(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_local_part_of_a_dtensor(job, caplog):
     dist = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

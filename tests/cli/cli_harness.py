@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +28,8 @@ class Done(NamedTuple):
     out: str
     err: str
 
-    def refused(self, *parts: str) -> None:
+    def refused(self, *parts):
         """One sentence on stderr with these parts, exit code 2, no output."""
         assert (self.code, self.out) == (2, ""), self
         assert self.err.startswith("nvrx-run") and self.err.count("\n") == 1 and len(self.err) < 700
         assert all(part in self.err for part in parts), self.err
-
-
-Run = Callable[..., Done]

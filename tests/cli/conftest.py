@@ -1,19 +1,16 @@
 """nvrx-run within the test's process, in a clean environment, for all that ends before anything is started."""
 
-from __future__ import annotations
-
 import os
 import sys
-from pathlib import Path
 
 import pytest
-from cli_harness import CLEAN, Done, Run
+from cli_harness import CLEAN, Done
 
 from nvrx_slurm.cli.run import main
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path, monkeypatch):
     """The working directory, with a training script."""
     (tmp_path / "train.py").write_text("print('rank', 'ran')")
     monkeypatch.chdir(tmp_path)
@@ -21,7 +18,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean(monkeypatch):
     """No variables but PATH and its like."""
     for name in os.environ:
         monkeypatch.delenv(name)
@@ -30,10 +27,10 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nvrx_run(work: Path, clean: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def nvrx_run(work, clean, monkeypatch, capfd):
     """Runs `nvrx-run WORDS` with the variables NAME=VALUE."""
 
-    def run(*words: str, **env: str) -> Done:
+    def run(*words, **env):
         monkeypatch.setattr(sys, "argv", ["nvrx-run", *words])
         with monkeypatch.context() as variables, pytest.raises(SystemExit) as ended:
             for name, value in env.items():
@@ -45,7 +42,7 @@ def nvrx_run(work: Path, clean: None, monkeypatch: pytest.MonkeyPatch, capfd: py
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def cluster(tmp_path, monkeypatch):
     """A machine that has Slurm's client and a slurm.conf."""
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/sh\nexit 1\n")

@@ -1,9 +1,5 @@
 """What a link of a chain tells the next one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from nvrx_slurm.cli.chain import Chain
@@ -19,7 +15,7 @@ NODES = "\n".join(f"NodeName=n{number} State=IDLE Partitions={name}" for number,
 
 
 @pytest.mark.parametrize(
-    ("wanted", "more", "excluded", "said"),
+    "wanted, more, excluded, said",
     [
         (2, "", "n1,n2", "does not get n2"),
         (3, "", "", "may get n2 again"),  # n5 is in another partition
@@ -27,21 +23,21 @@ NODES = "\n".join(f"NodeName=n{number} State=IDLE Partitions={name}" for number,
     ],
 )
 def test_an_excluded_node_is_excluded_unless_the_next_link_needs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: int, more: str, excluded: str, said: str
-) -> None:
+    monkeypatch, tmp_path, wanted, more, excluded, said
+):
     job = JOB.replace("main", "a").format(wanted=wanted, more=more)
     (tmp_path / "scontrol").write_text(
         f"#!/bin/sh\ncase $2 in job) echo '{job}';; node) echo '{NODES}';; *) echo $* >> {tmp_path}/told;; esac\n"
     )
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    lines: list[str] = []
+    lines = []
     Chain(resolve({}, {}).config, SlurmContext(7, "7"), Slurm(), lines.append)._exclude(8, ["n2", "n9"])
     told = tmp_path / "told"
     assert (told.read_text() if told.exists() else "") == (f"update JobId=8 ExcNodeList={excluded}\n" * bool(excluded))
     assert len(lines) == 1 and said in lines[0]
 
 
-def test_a_chain_of_one_job_stops_its_ranks_before_the_time_limit() -> None:
+def test_a_chain_of_one_job_stops_its_ranks_before_the_time_limit():
     assert resolve({}, {}).config.stop_before_end_s == 0.0
     assert resolve({"until_done": True}, {}).config.stop_before_end_s > 0.0

@@ -1,7 +1,5 @@
 """`nvrx doctor`: a good installation, and each way in which one can be wrong."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -9,13 +7,12 @@ import re
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from nvrx_slurm.cli.doctor import OK, Line, examine
+from nvrx_slurm.cli.doctor import OK, examine
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.policy import HookSettings
@@ -35,7 +32,7 @@ GOOD = {
 class Installed:
     """Hooks, slurm.conf as Slurm shows it, and a site file, all good until a test spoils one thing."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         self.hooks = root / "hooks"
         self.hooks.mkdir()
@@ -44,22 +41,22 @@ class Installed:
             (self.hooks / file.name).chmod(file.stat().st_mode & 0o755)
         (root / "health.yaml").write_text("{}\n")
         self.slurm = {key: value.format(hooks=self.hooks) for key, value in GOOD.items()}
-        self.conf: dict[str, object] = {"PYTHON": sys.executable, "PACKAGE": REPO, "CONFIG": root / "health.yaml"}
+        self.conf = {"PYTHON": sys.executable, "PACKAGE": REPO, "CONFIG": root / "health.yaml"}
         (root / "scontrol").write_text(f"#!/bin/sh\n[ -e {root}/config ] && /bin/cat {root}/config\n")
         (root / "scontrol").chmod(0o755)
 
-    def write(self) -> None:
+    def write(self):
         shown = "".join(f"{key:23} = {value}\n" for key, value in self.slurm.items())
         (self.root / "config").write_text(f"Configuration data as of now\n{shown}\nSlurmctld(primary) at x is UP\n")
         (self.hooks / "hooks.conf").write_text("".join(f"{k}={v}\n" for k, v in self.conf.items()))
 
-    def lines(self) -> dict[str, Line]:
+    def lines(self):
         """By name; without those that depend on the machine."""
         return {line.name: line for part in examine(*connect()).values() for line in part if line.name != "munge"}
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+def installed(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(policy, "DEFAULT_CONFIG", str(tmp_path / "default.yaml"))
@@ -68,26 +65,23 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     return Installed(tmp_path)
 
 
-def test_a_good_installation_has_nothing_to_say(installed: Installed) -> None:
+def test_a_good_installation_has_nothing_to_say(installed):
     installed.write()
     lines = installed.lines()
     assert [line for line in lines.values() if line.status != OK or line.advice] == []
     assert {"slurm", "prolog", "epilog", "healthcheck", "python", "site-file"} <= set(lines)
 
 
-Spoil = Callable[[Installed], object]
-
-
-def _slurm(key: str, value: str) -> Spoil:
+def _slurm(key, value):
     return lambda installed: installed.slurm.update({key: value})
 
 
-def _conf(key: str, value: object) -> Spoil:
+def _conf(key, value):
     return lambda installed: installed.conf.update({key: value})
 
 
 # name of the line, what is spoilt, status, words of text or advice
-SPOILT: list[tuple[str, Spoil, str, str]] = [
+SPOILT = [
     ("prolog", _slurm("Prolog", "(null)"), "fail", "Prolog= is not ours"),
     ("prolog", _slurm("Prolog", "/bin/true"), "fail", "true is not ours"),
     ("epilog", _slurm("Epilog", "/no/such/epilog"), "fail", "not ours"),
@@ -107,17 +101,15 @@ SPOILT: list[tuple[str, Spoil, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "spoil", "status", "words"), SPOILT, ids=[f"{s[0]} {s[3]}" for s in SPOILT])
-def test_what_is_wrong_is_told_with_what_to_do(
-    installed: Installed, name: str, spoil: Spoil, status: str, words: str
-) -> None:
+@pytest.mark.parametrize("name, spoil, status, words", SPOILT, ids=[f"{s[0]} {s[3]}" for s in SPOILT])
+def test_what_is_wrong_is_told_with_what_to_do(installed, name, spoil, status, words):
     spoil(installed)
     installed.write()
     line = installed.lines()[name]
     assert line.status == status and words in f"{line.text} {line.advice}" and line.advice, line
 
 
-def test_several_prologs_and_patterns(installed: Installed) -> None:
+def test_several_prologs_and_patterns(installed):
     """prolog.d/*, and a link in it to ours."""
     folder = installed.root / "prolog.d"
     folder.mkdir()
@@ -130,7 +122,7 @@ def test_several_prologs_and_patterns(installed: Installed) -> None:
     assert installed.lines()["prolog"].status == OK
 
 
-def test_hooks_that_are_not_installed_do_not_fail_others_do(installed: Installed) -> None:
+def test_hooks_that_are_not_installed_do_not_fail_others_do(installed):
     installed.slurm["Prolog"] = "(null)"
     installed.write()
     done = CliRunner().invoke(main, ["doctor", "--json"])
@@ -145,13 +137,13 @@ def test_hooks_that_are_not_installed_do_not_fail_others_do(installed: Installed
     assert job.splitlines()[1].startswith("ok    slurm ") and len(hooks.splitlines()) == 3 and "not installed" in hooks
 
 
-def test_without_slurm_it_says_so_and_goes_on(installed: Installed) -> None:
+def test_without_slurm_it_says_so_and_goes_on(installed):
     done = CliRunner().invoke(main, ["doctor", "--hooks", str(installed.hooks)])
     assert done.exit_code == 1 and done.stdout.splitlines()[1].startswith("fail  slurm ")
     assert "hook-files" in done.stdout and "Traceback" not in done.stdout
 
 
-def test_a_pyslurm_that_does_not_load(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyslurm_that_does_not_load(installed, monkeypatch):
     """auto says why and uses the tools; where it was asked for, that is one sentence and exit code 2."""
     installed.write()
     (installed.root / "pyslurm").mkdir()
@@ -165,7 +157,7 @@ def test_a_pyslurm_that_does_not_load(installed: Installed, monkeypatch: pytest.
     assert "libslurm.so.44 is missing" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_document_knows_all_settings() -> None:
+def test_the_document_knows_all_settings():
     text = (REPO / "docs" / "reference" / "slurm-hooks.md").read_text()
     rows = re.findall(r"^\| `([A-Z_]+)` \| (\S*)", text.partition("## hooks.conf")[2], re.MULTILINE)
     site = text.partition("```yaml\nhooks:\n")[2].partition("```")[0]
@@ -177,7 +169,7 @@ def test_the_document_knows_all_settings() -> None:
         assert f"{name}={default}" in shell if name.endswith("_BUDGET") else name in shell
 
 
-def test_what_a_template_would_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_template_would_leave_out(tmp_path, monkeypatch):
     (tmp_path / "regex.py").write_text("F = open('/etc/hostname')")
     (tmp_path / "PIL.py").write_text("")
     monkeypatch.setattr("nvrx_slurm.core.preload.CANDIDATES", ("PIL", "regex"))
@@ -187,13 +179,13 @@ def test_what_a_template_would_leave_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert line["warm-starts"]["status"] == "info" and "regex" in line["warm-starts"]["text"]
 
 
-def test_a_small_environment_without_torch_and_grpc(tmp_path: Path) -> None:
+def test_a_small_environment_without_torch_and_grpc(tmp_path):
     """The one of docs/how-to/install-slurm-hooks.md: what is missing is one sentence."""
     venv.create(tmp_path / "venv", with_pip=False)
     (site,) = tmp_path.glob("venv/lib/python3*/site-packages")
     (site / "ours.pth").write_text(f"{REPO}\n")
 
-    def nvrx(*words: str) -> subprocess.CompletedProcess[str]:
+    def nvrx(*words):
         command = [tmp_path / "venv/bin/python", "-m", "nvrx_slurm.cli.toolbox", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr

@@ -1,7 +1,5 @@
 """The command itself: what `--dry-run` shows, what a login node says, that the programs are installed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -9,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import BATCH_SCRIPT, ONE_TASK, SEVERAL, TASK, Run
+from cli_harness import BATCH_SCRIPT, ONE_TASK, SEVERAL, TASK
 
 from nvrx_slurm.cli.here import StartPlace
 
@@ -40,7 +38,7 @@ environment of rank 0, besides what is inherited:
 """
 
 
-def test_dry_run_in_a_batch_script(nvrx_run: Run, work: Path) -> None:
+def test_dry_run_in_a_batch_script(nvrx_run, work):
     """It needs no Slurm; the srun line is the one that would run, the script keeps its arguments."""
     env = {**BATCH_SCRIPT, "SLURM_CPUS_PER_TASK": "4", "SLURM_GPUS_ON_NODE": "8"}
     flags = "--spares=1 --max-restarts=3 --srun-arg=--exclusive"
@@ -54,7 +52,7 @@ def test_dry_run_in_a_batch_script(nvrx_run: Run, work: Path) -> None:
     assert expected_env.items() <= named.items()
 
 
-def test_dry_run_elsewhere(nvrx_run: Run, work: Path, cluster: dict[str, str]) -> None:
+def test_dry_run_elsewhere(nvrx_run, work, cluster):
     code, out, _ = nvrx_run("--dry-run", "--standalone", "--nproc-per-node=2", "--rdzv-id=abc", "train.py", **cluster)
     assert code == 0 and "srun line" not in out and f"  NVRX_RUN_DIR={work}/nvrx_logs/abc/r0\n" in out
     assert nvrx_run("--dry-run", "train.py", **TASK).out.startswith(f"place: {StartPlace.TASK.value}\n")
@@ -64,45 +62,45 @@ def test_dry_run_elsewhere(nvrx_run: Run, work: Path, cluster: dict[str, str]) -
 
 
 @pytest.mark.parametrize(
-    ("flags", "nodes", "plan"),
+    "flags, nodes, plan",
     [
         ("", 1, "1 active nodes x 1 ranks, 0"), ("--spares=1 --nnodes=2", 3, "2 active nodes x 1 ranks, 1"),
         ("--spares=1", 2, "1 active nodes x 1 ranks, 1"), ("--nnodes=4:6", 6, "4 active nodes x 1 ranks, 2"),
     ],
 )  # fmt: skip
-def test_dry_run_on_a_login_node(nvrx_run: Run, cluster: dict[str, str], flags: str, nodes: int, plan: str) -> None:
+def test_dry_run_on_a_login_node(nvrx_run, cluster, flags, nodes, plan):
     """As inside an allocation of that shape."""
     code, out, _ = nvrx_run("--dry-run", *flags.split(), "train.py", **cluster)
     assert code == 0 and out.startswith(f"place: {StartPlace.LOGIN.value}\n"), out
     assert f" --nodes={nodes} " in out and f"plan of cycle 0: {plan} spare" in out
 
 
-def test_login_node_says_what_to_do(nvrx_run: Run, cluster: dict[str, str]) -> None:
+def test_login_node_says_what_to_do(nvrx_run, cluster):
     done = nvrx_run("train.py", **cluster)
     assert (done.code, done.out) == (2, "")
     assert [w for w in ("login node", "sbatch", "salloc", "srun", "--standalone") if w not in done.err] == []
 
 
 @pytest.mark.parametrize("program", ["nvrx-run", "ft_launcher"])
-def test_installed_commands(work: Path, program: str) -> None:
+def test_installed_commands(work, program):
     path = Path(sys.executable).with_name(program)
     if not path.exists():
         pytest.skip(f"{program} is not installed here (pip install -e .)")
     (work / "train.py").write_text("import os; print('rank', os.environ['RANK'])")
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     for words, out in ((["--help"], "--nproc-per-node"), (["--standalone", "train.py"], "[rank 0] rank 0\n")):
-        done = subprocess.run([path, *words], env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([path, *words], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and out in done.stdout, done
 
 
-def test_the_step_has_the_tasks_of_the_job(nvrx_run: Run, work: Path) -> None:
+def test_the_step_has_the_tasks_of_the_job(nvrx_run, work):
     env = {**BATCH_SCRIPT, **SEVERAL, "SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "6"}
     out = nvrx_run("--dry-run", "--spares=2", "train.py", **env).out
     assert " --nodes=3 --ntasks=6 --ntasks-per-node=2 " in out
     assert "4 active nodes x 1 ranks, 2 spare" in out and "LOCAL_WORLD_SIZE=2" in out
 
 
-def test_min_is_a_multiple_of_the_segment(nvrx_run: Run, work: Path) -> None:
+def test_min_is_a_multiple_of_the_segment(nvrx_run, work):
     (work / "srun").touch(0o755)  # this machine may have no Slurm
     batch = {**BATCH_SCRIPT, "PATH": f"{work}:{os.environ['PATH']}"}
     nvrx_run("--ft-segment=2", "train.py", **batch).refused("--ft-segment 2 does not divide 3", "--nnodes")

@@ -1,18 +1,15 @@
 """What the environment and Slurm say about `nvrx-run`: places, nodes, domains, how nodes meet, what is noted first."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, REPO, SEVERAL, TASK
 from standin import StandIn
 
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.here import Here, OnNode, StartPlace, find_here, node_range, on_node, workers_per_node
+from nvrx_slurm.cli.here import OnNode, StartPlace, find_here, node_range, on_node, workers_per_node
 from nvrx_slurm.cli.job import make_job, numa_bindings
 from nvrx_slurm.cli.notes import notes
 from nvrx_slurm.cli.rendezvous import node_domain
@@ -36,12 +33,12 @@ GROUP = {"NVRX_REPLACEMENT_GROUP_ID": "rack 9"}
 SEGMENT = {"ft_segment": "2"}
 
 
-def of(env: dict[str, str], flags: dict[str, object] | None = None) -> Here:
+def of(env, flags=None):
     return find_here(resolve(flags or {}, env), env)
 
 
 @pytest.mark.parametrize(
-    ("env", "flags", "expected"),
+    "env, flags, expected",
     [
         ({}, {}, StartPlace.LOGIN),
         ({}, {"standalone": True}, StartPlace.ALONE),
@@ -56,19 +53,19 @@ def of(env: dict[str, str], flags: dict[str, object] | None = None) -> Here:
         (TASK, {"standalone": True}, StartPlace.ALONE),
     ],
 )
-def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: StartPlace) -> None:
+def test_places(cluster, env, flags, expected):
     full = {**cluster, **env}
     assert of(full, flags).place is expected
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    "flags, expected",
     [
         ({}, (3, 3)), ({"spares": "1"}, (2, 3)), ({"nnodes": "2"}, (2, 3)), ({"nnodes": "1:2"}, (1, 3)),
         ({"nnodes": "2", "spares": "1"}, (2, 3)), ({"nnodes": "4"}, None), ({"nnodes": "3", "spares": "1"}, None),
     ],
 )  # fmt: skip
-def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[int, int] | None) -> None:
+def test_nodes_beyond_min_are_spares(flags, expected):
     here = of(TASK, flags)
     if expected is None:
         with pytest.raises(UsageError, match="4 nodes but the allocation has 3"):
@@ -84,7 +81,7 @@ def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[i
         ({"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, 2),
     ],
 )  # fmt: skip
-def test_gpus_are_those_of_slurm_that_the_lists_name(lists: dict[str, str], expected: int) -> None:
+def test_gpus_are_those_of_slurm_that_the_lists_name(lists, expected):
     env = {**ONE_TASK, "SLURM_GPUS_ON_NODE": "4", **lists}
     for flags in ({}, {"nproc_per_node": "gpu"}, {"nproc_per_node": "auto"}):
         assert workers_per_node(of(env, flags)) == expected
@@ -97,43 +94,41 @@ def test_gpus_are_those_of_slurm_that_the_lists_name(lists: dict[str, str], expe
         ({"SLURM_PROCID": "2", "GROUP_RANK": "1"}, 2), ({"GROUP_RANK": "1"}, 1), ({"SLURM_PROCID": "x"}, -1),
     ],
 )  # fmt: skip
-def test_slurms_order_counts_without_the_rest_of_its_variables(env: dict[str, str], rank: int) -> None:
+def test_slurms_order_counts_without_the_rest_of_its_variables(env, rank):
     here = of(env, {**ENDPOINT, "rdzv_endpoint": "127.0.0.1:29400"})
     assert rendezvous.node(here, rendezvous.meeting(here, NodeRange(4, 4)), 1).infra_rank == rank
 
 
-def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
+def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other():
     here = of({}, {"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"})
     assert rendezvous.meeting(here, NodeRange(1, 1)) is None
 
 
 @pytest.mark.parametrize(
-    ("in_slurm", "munge", "given", "token"),
+    "in_slurm, munge, given, token",
     [
         (True, True, "", ""), (True, True, "secret", "secret"), (False, True, "", "hash"), (True, False, "", "hash"),
     ],
 )  # fmt: skip
-def test_where_the_token_of_an_endpoint_comes_from(
-    monkeypatch: pytest.MonkeyPatch, in_slurm: bool, munge: bool, given: str, token: str
-) -> None:
+def test_where_the_token_of_an_endpoint_comes_from(monkeypatch, in_slurm, munge, given, token):
     """ "": MUNGE hands it over. A hash of --rdzv-id is no secret."""
     monkeypatch.setattr(Munge, "answers", lambda socket: munge)
     env = {"NVRX_TOKEN": given, "NVRX_MUNGE_SOCKET": "/s"} | (TASK if in_slurm else {})
     here = of(env, {"rdzv_endpoint": "h:29400"})
     found = rendezvous.meeting(here, NodeRange(3, 3))
-    assert found is not None and found.munge_socket == ("/s" if in_slurm else None)
+    assert found.munge_socket == ("/s" if in_slurm else None)
     assert found.token == token or (token == "hash" and len(found.token) == 64)
     assert bool(rendezvous.token_note(here, found)) == (token == "hash")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text, expected",
     [
         ("ClusterName=c\nAuthInfo=socket=/run/m2/s,ttl=60\n", "/run/m2/s"), ("authinfo = ttl=9,socket=/m # x\n", "/m"),
         ("#AuthInfo=socket=/x\n", None), ("AuthInfo=ttl=60\n", None), ("", None),
     ],
 )  # fmt: skip
-def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str, expected: str | None) -> None:
+def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path, text, expected):
     (tmp_path / "slurm.conf").write_text(text)
     env = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     assert conf.munge_socket(env) == expected
@@ -142,7 +137,7 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "said"),
+    "flags, env, said",
     [
         ({"term_timeout": "100"}, {**ONE_TASK, "NVRX_KILL_WAIT": "30"}, "--term-timeout '100' is cut to 25 s"),
         ({}, {**ONE_TASK, "PET_TERM_TIMEOUT": "60"}, "PET_TERM_TIMEOUT='60' is cut to 25 s"),
@@ -154,19 +149,19 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str,
         ({}, {}, ""),
     ],
 )  # fmt: skip
-def test_notes(work: Path, clean: None, flags: dict[str, object], env: dict[str, str], said: str) -> None:
+def test_notes(work, clean, flags, env, said):
     here = of(env, flags)
     found = [note for note in notes(here, make_job(here, "train.py", ())) if "hangs are" not in note]
     assert [said in note for note in found] == [True] * bool(said)
 
 
 @pytest.fixture
-def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpus(monkeypatch):
     monkeypatch.setattr(gpus._Process, "no_library", True)
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "expected"),
+    "flags, env, expected",
     [
         ({}, BLOCK, ""),  # no segments
         (SEGMENT, BLOCK, "block b7"),
@@ -178,9 +173,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         (SEGMENT, {}, None),
     ],
 )
-def test_where_the_domain_comes_from(
-    no_gpus: None, flags: dict[str, object], env: dict[str, str], expected: str | None
-) -> None:
+def test_where_the_domain_comes_from(no_gpus, flags, env, expected):
     if expected is None:
         with pytest.raises(UsageError, match="--ft-segment 2 needs .*no libnvidia.*NVRX_REPLACEMENT_GROUP_ID"):
             node_domain(of(TASK | env, flags))
@@ -202,7 +195,7 @@ except UsageError as error:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    "state, expected",
     [
         (["gpus 2", "cluster_uuid 171"], "ab" * 16),
         (["gpus 2"], "block b7"),  # all zero: NVLink does not leave the node
@@ -210,7 +203,7 @@ except UsageError as error:
         (["gpus 2", "cluster_uuid 171", "nvmlDeviceGetGpuFabricInfoV 999"], "refused: --ft-segment needs"),
     ],
 )
-def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str], expected: str) -> None:
+def test_the_domain_of_gpus(nvml_standin, tmp_path, state, expected):
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*state)
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), **TASK, **BLOCK, **stand_in.env}
@@ -218,21 +211,20 @@ def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str]
     assert done.stdout.startswith(expected), done
 
 
-def test_agents_are_counted_by_tasks() -> None:
+def test_agents_are_counted_by_tasks():
     here = of(TWO_EACH, {"spares": "2"})
-    assert here.slurm is not None and here.slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
+    assert here.slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
     nodes = node_range(here)
     assert (nodes.min, nodes.max) == (4, 6)
     cyclic = TWO_EACH | {"SLURM_DISTRIBUTION": "cyclic"}
     around = of(cyclic).slurm
-    assert around is not None and around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
+    assert around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
 
 
-def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
+def test_the_job_of_a_second_agent(clean, work):
     env = TWO_EACH | {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
     env |= {"SLURMD_NODENAME": "localhost"}
     job = make_job(of(env, {"nproc_per_node": "4"}), "train.py", ())
-    assert job.electable is not None and job.meeting is not None
     assert (job.electable.electors, job.electable.min_nodes, job.electable.expected) == (2, 2, ("localhost",) * 2)
     assert [peer.key for peer in job.meeting.candidates] == ["0", "1"] and job.node.infra_rank == 1
     assert (job.spec.contract.first_local, job.spec.contract.local_world) == (4, 8)
@@ -240,17 +232,17 @@ def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "nproc", "expected"),
+    "visible, nproc, expected",
     [(None, 2, (2, 2, 4)), ("0,1,2,3", 2, (2, 2, 4)), ("2,3", 2, (2, 0, 2)), ("", 1, (1, 1, 2)), ("5", 1, (1, 0, 1))],
 )
-def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: tuple[int, int, int]) -> None:
+def test_local_ranks(no_gpus, visible, nproc, expected):
     env = TWO_EACH if visible is None else TWO_EACH | {"CUDA_VISIBLE_DEVICES": visible}
     assert on_node(of(env), nproc) == expected
     assert on_node(of({}), nproc) == on_node(of(TASK), nproc) == (0, 0, nproc)
 
 
 @pytest.mark.parametrize(
-    ("base", "changes", "expected"),
+    "base, changes, expected",
     [
         (TASK, {"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, 4),
         (TASK, {}, 1),
@@ -261,25 +253,25 @@ def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: t
         (BATCH_SCRIPT, {"SLURM_TASKS_PER_NODE": "64(x3)"}, 1),  # CPUs
     ],
 )
-def test_tasks_per_node(base: dict[str, str], changes: dict[str, str], expected: int | None) -> None:
+def test_tasks_per_node(base, changes, expected):
     env = {**base, **SEVERAL, **changes}
     if expected is None:
         with pytest.raises(UsageError, match="the same number of tasks on each node"):
             of(env)
         return
     here = of(env | {"SLURM_GPUS_ON_NODE": "8"})
-    assert here.slurm is not None and here.slurm.launchers == expected
+    assert here.slurm.launchers == expected
     assert workers_per_node(here) == 8 // expected
 
 
-def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch):
     """By number they count from the node's first worker, also where each task sees only GPUs of its own."""
     monkeypatch.setattr(numa, "prefixes", lambda nproc, per_numa, strict: tuple((str(i),) for i in range(nproc)))
     here = of({"NVRX_GPUS_PER_NUMA": "2"})
     assert [where.prefix for where in numa_bindings(here, 2, OnNode(2, 0, 2))] == [("2",), ("3",)]
 
 
-def test_group_ranks_by_the_digits_of_node_names() -> None:
+def test_group_ranks_by_the_digits_of_node_names():
     env = {**TASK, "SLURMD_NODENAME": "rack2-n013", "NVRX_INFRA_RANK_FROM_NODENAME": "1", **BLOCK}
     slurm = of(env).slurm
-    assert slurm is not None and (slurm.order, slurm.infra_rank) == ((2013,), 1)
+    assert (slurm.order, slurm.infra_rank) == ((2013,), 1)

@@ -1,12 +1,9 @@
 """`nvrx logs`: merged files and bare trees, filters, bad input, and lines that would act on a terminal."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.logs.merged import Batch, MergedFile
@@ -17,21 +14,21 @@ pytestmark = pytest.mark.fast
 HOSTILE = b"\x1b]0;owned\x07 \x1b[2J \xc2\x9b31m \x7f \r \xe2\x80\xae"
 
 
-def logs(*words: object) -> Result:
+def logs(*words):
     return CliRunner().invoke(main, ["logs", *map(str, words)])
 
 
-def lines(*words: object) -> list[str]:
+def lines(*words):
     result = logs(*words)
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
 
 
-def write(run: Path, cycle: int, texts: list[tuple[int, str, bytes, int]]) -> Path:
+def write(run, cycle, texts):
     """A merged file of (rank, stream, text, time), found from `run`."""
     path = run.parent / f"train_cycle{cycle}.log"
     merged = MergedFile(str(path), 1, "4711/r0")
-    offsets: dict[str, int] = {}
+    offsets = {}
     for rank, stream, text, at in texts:
         file = f"4711/r0/cycle_{cycle}/node_0_n/rank_{rank}.{stream}"
         merged.open(file, rank)
@@ -44,7 +41,7 @@ def write(run: Path, cycle: int, texts: list[tuple[int, str, bytes, int]]) -> Pa
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """Cycles 0 and 1 have a merged file, cycle 2 the files of its ranks only."""
     found = tmp_path / "r0"
     write(found, 0, [(0, "out", b"zero\n", 1000), (1, "err", b"one\n", 2000), (0, "out", b"two\n", 3000)])
@@ -57,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     return found
 
 
-def test_lines_of_merged_files_and_trees(run: Path) -> None:
+def test_lines_of_merged_files_and_trees(run):
     assert lines(run, "--cycle", 0) == ["0: zero", "1: one", "0: two"]
     assert lines(run, "--cycle", 1) == ["0: a", "1: b", "1: c", "0: d"]
     assert lines(run) == [" 2: from 2", " 2: last", "10: from 10", "10: last"]
@@ -65,7 +62,7 @@ def test_lines_of_merged_files_and_trees(run: Path) -> None:
     assert lines(run.parent / "train_cycle0.log", "--rank", 1) == ["1: one"]
 
 
-def test_filters(run: Path) -> None:
+def test_filters(run):
     assert lines(run, "--cycle", 0, "--rank", "1-9") == ["1: one"]
     assert lines(run, "--cycle", 0, "--stream", "err") == ["1: one"]
     assert lines(run, "--cycle", 1, "--since", "1h") == ["0: d"]
@@ -73,7 +70,7 @@ def test_filters(run: Path) -> None:
     assert lines(run, "--rank", "0,10") == ["10: from 10", "10: last"]
 
 
-def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path):
     path = write(tmp_path / "r0", 0, [(0, "out", HOSTILE + b"\n", 1)])
     shown = logs(path)
     assert shown.exit_code == 0
@@ -83,7 +80,7 @@ def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens"),
+    "words, tokens",
     [
         (["nowhere"], ["nowhere", "job id"]),
         (["RUN", "--cycle", "7"], ["no cycle 7", "0, 1, 2"]),
@@ -93,12 +90,12 @@ def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path:
         (["RUN/cycle_2"], ["no cycle"]),
     ],
 )
-def test_bad_input(run: Path, words: list[str], tokens: list[str]) -> None:
+def test_bad_input(run, words, tokens):
     result = logs(*(word.replace("RUN", str(run)) for word in words))
     assert result.exit_code == 2 and all(token in result.output for token in tokens), result.output
 
 
-def test_a_broken_index_shows_what_is_good(run: Path) -> None:
+def test_a_broken_index_shows_what_is_good(run):
     index = run.parent / "train_cycle0.log.idx"
     with index.open("ab") as file:
         file.write(b'garbage\n[99,5,5,5]\n{"file":7}\n[0,torn')

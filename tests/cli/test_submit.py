@@ -1,7 +1,5 @@
 """`nvrx submit`: what it renders, and what it refuses, without a Slurm."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -9,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.node.output import strikes
@@ -18,38 +16,38 @@ pytestmark = pytest.mark.fast
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return tmp_path
 
 
-def submit(*words: str, env: dict[str, str] | None = None) -> Result:
+def submit(*words, env=None):
     return CliRunner().invoke(main, ["submit", *words], env=env)
 
 
-def rendered(*words: str, env: dict[str, str] | None = None) -> list[str]:
+def rendered(*words, env=None):
     done = submit("--dry-run", *words, "train.py", env=env)
     assert done.exit_code == 0, done.output
     assert subprocess.run(["bash", "-n"], input=done.output, text=True).returncode == 0
     return done.output.splitlines()
 
 
-def test_flags_of_nvrx_run_are_handed_on_and_counted(here: Path) -> None:
+def test_flags_of_nvrx_run_are_handed_on_and_counted(here):
     lines = rendered("--nnodes", "4:6", "--ft-rank-heartbeat-timeout", "30", "--srun-arg=--exact", "-r", "3")
     assert "#SBATCH --nodes=6" in lines
     flags = [line.strip(" \\") for line in lines if line.startswith("    --")]
     assert flags == ["--nnodes=4:6", "--ft-rank-heartbeat-timeout=30", "--srun-arg=--exact", "--redirects=3"]
 
 
-def test_print_config_and_dry_run_mean_this_command(here: Path) -> None:
+def test_print_config_and_dry_run_mean_this_command(here):
     done = submit("--print-config", "--spares", "1", "train.py")
     assert done.exit_code == 0 and re.search(r"^spares +1 +--spares$", done.output, re.MULTILINE)
     assert not list(here.glob("nvrx_logs"))  # nothing was submitted
     assert "Print the sbatch script and exit." in submit("--help").output
 
 
-def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here: Path) -> None:
+def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here):
     logs = Path("nvrx_logs")
     logs.mkdir()
     for host, count in (("n1", 2), ("n2", 4), ("n3", 3), ("$(x)", 5)):
@@ -66,13 +64,13 @@ def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here: Path) 
     )
 
 
-def test_variables_and_the_warning_signal(here: Path) -> None:
+def test_variables_and_the_warning_signal(here):
     lines = rendered("--ft-warning-signal", "SIGUSR2", env={"NVRX_SUBMIT_PARTITION": "gpu", "NVRX_SPARES": "2"})
     assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=3", "#SBATCH --signal=USR2@120"} <= set(lines)
     assert not [line for line in rendered("--ft-warning-signal", "none") if "--signal" in line]
 
 
-def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_values_stay_one_word_each(here, monkeypatch):
     name = 'a b\'; touch pwned; $(touch pwned) "x" #'
     (here / name).touch()
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # no environment is activated: nvrx-run is the stub below
@@ -89,7 +87,7 @@ def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens"),
+    "words, tokens",
     [
         (["--nodes", "2", "--spares", "2", "train.py"], ["--spares 2"]),
         (["--nodes", "2", "--nnodes", "3", "train.py"], ["--nodes 2", "3"]),
@@ -110,7 +108,7 @@ def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.Monke
         ([], ["script"]),
     ],
 )
-def test_refuses_in_one_sentence(words: list[str], tokens: list[str]) -> None:
+def test_refuses_in_one_sentence(words, tokens):
     done = submit(*words)
     assert done.exit_code == 2, done.output
     assert len(done.output.splitlines()) == 1 and all(token in done.output for token in tokens), done.output

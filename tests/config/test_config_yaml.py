@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +13,13 @@ from nvrx_slurm.errors import UsageError
 pytestmark = pytest.mark.fast
 
 
-def write(tmp_path: Path, content: str | bytes) -> str:
+def write(tmp_path, content):
     path = tmp_path / "ft.yaml"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
 
 
-def ft_of(path: str, **flags: object) -> FaultToleranceConfig:
+def ft_of(path, **flags):
     return resolve({"ft_cfg_path": path, **flags}, {}).config.ft
 
 
@@ -35,7 +34,7 @@ def ft_of(path: str, **flags: object) -> FaultToleranceConfig:
         "a: &x [*x, {fault_tolerance: {rank_heartbeat_timeout: 6e1}}]\n",
     ],
 )
-def test_section_at_any_depth(tmp_path, content: str):
+def test_section_at_any_depth(tmp_path, content):
     assert ft_of(write(tmp_path, content)).rank_heartbeat_timeout == 60.0
 
 
@@ -46,12 +45,12 @@ def test_types_of_yaml(tmp_path):
     assert (ft.rank_termination_signal, ft.log_level, ft.initial_rank_heartbeat_timeout) == (signal.SIGUSR1, 10, None)
 
 
-def section(text: str) -> str:
+def section(text):
     return f"fault_tolerance: {{{text}}}"
 
 
 # content, what the sentence has
-BAD_FILES: list[tuple[str | bytes, str]] = [
+BAD_FILES = [
     (section("rank_heartbeat_timout: 3"), "rank_heartbeat_timout is not .* did you mean rank_heartbeat_timeout"),
     (section("zzzzzz: 3"), "fault_tolerance.zzzzzz is not a known key; remove it"),
     (section("health_logging: {prefix: /a}"), "health_logging is not a known key; torchrun or another version"),
@@ -72,8 +71,8 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "sentence"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_bad_file_is_one_sentence(tmp_path, content: str | bytes, sentence: str):
+@pytest.mark.parametrize("content, sentence", BAD_FILES, ids=range(len(BAD_FILES)))
+def test_bad_file_is_one_sentence(tmp_path, content, sentence):
     path = write(tmp_path, content)
     with pytest.raises(UsageError, match=sentence) as caught:
         ft_of(path)
@@ -102,7 +101,7 @@ def test_missing_file_and_directory(tmp_path):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path, there: bool):
+def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path, there):
     path = write(tmp_path, "x: 1") if there else str(tmp_path / "gone.yaml")
     resolved = resolve({"ft_cfg_path": path, "ft_ignore_missing_cfg": True}, {})
     assert resolved.config.ft == FaultToleranceConfig()

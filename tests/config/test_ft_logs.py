@@ -1,19 +1,15 @@
 """Every flag of attribution: what is taken, what the process is told, and one sentence for what is not taken."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nvrx_slurm.attribution.records import AttributionSpec, read_key
+from nvrx_slurm.attribution.records import read_key
 from nvrx_slurm.cli.here import Here, StartPlace
 from nvrx_slurm.cli.job_logs import attribution_spec
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.ft_logs import ENDPOINT, URL
-from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
@@ -26,7 +22,7 @@ pytestmark = pytest.mark.fast
 MODEL = {"attribution_llm_base_url": "https://h/v1", "attribution_llm_model": "m"}
 LOCAL = {"attribution_endpoint": "localhost"}
 TAKEN = ("localhost", "http://h:8000", "http://[::1]:8000", "unix:///run/x.sock", "grpc://h:50051")
-NONE: tuple[tuple[Kind, list[Any]], ...] = (
+NONE = (
     (ENDPOINT, ["", "h", "h:80", "http://h", "http://:80", "http://h:0", "ftp://h:1", "http://h:80/x", "http://h:80?a=b",
                 "http://u:p@h:80", "unix://x", "http://h h:80", "http://h:80\n", 7, "http://[::1:80", "x" * 5000]),
     (URL, ["x", "http://", "https://h/?q", "https://h/#f", "unix:///x", "https://u:p@h/"]),
@@ -44,17 +40,17 @@ def test_endpoints_and_urls():
                 pytest.fail(f"{text!r} was taken")
 
 
-def config(prefix: str | None = "/x/train.log", **given: Any) -> Config:
+def config(prefix="/x/train.log", **given):
     return Config(ft=FaultToleranceConfig(per_cycle_applog_prefix=prefix, **given))
 
 
-def spec_of(one: Config, env: dict[str, str], tree: Path, hosts: bool = True) -> AttributionSpec | None:
+def spec_of(one, env, tree, hosts=True):
     here = Here(Resolved(one, {}), env, StartPlace.ALONE, None, Control())
     return attribution_spec(here, RunDir(tree, "7", "r0"), LogSpec(one.ft.per_cycle_applog_prefix or ""), hosts)
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    "given, word",
     [
         ({**LOCAL, "prefix": None}, "--ft-per-cycle-applog-prefix"),
         ({"attribution_endpoint": "unix:///s", "attribution_export_url": "https://h/x"}, "endpoint localhost"),
@@ -63,7 +59,7 @@ def spec_of(one: Config, env: dict[str, str], tree: Path, hosts: bool = True) ->
         ({**LOCAL, **MODEL, "attribution_llm_base_url": "http://h/v1"}, "unencrypted"),
     ],
 )
-def test_settings_that_contradict_each_other(given: dict[str, Any], word: str):
+def test_settings_that_contradict_each_other(given, word):
     with pytest.raises(UsageError, match=word):
         config(**given)
 
@@ -88,16 +84,16 @@ def test_what_the_process_is_told(tmp_path):
     env = {"USER": "u", "SLURM_JOB_USER": "su", "SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "NVRX_TOKEN": "t" * 64}
     one = config(f"{tmp_path}/link/a.log", **LOCAL)
     spec = spec_of(one, env, tmp_path / "tree")
-    assert spec is not None and spec.prefix == f"{tmp_path}/real/a.log"
+    assert spec.prefix == f"{tmp_path}/real/a.log"
     assert (spec.user, spec.job_id) == ("su", "7") and "t" * 64 not in repr(spec)
     spec = spec_of(one, {}, tmp_path)
-    assert spec is not None and (spec.user, spec.job_id) == ("", "")
+    assert (spec.user, spec.job_id) == ("", "")
 
 
 @pytest.mark.parametrize(
-    ("mode", "content", "word"), [(0o640, "k", "chmod 600"), (0o600, "", "must hold the key"), (0o600, "a b", "key")]
+    "mode, content, word", [(0o640, "k", "chmod 600"), (0o600, "", "must hold the key"), (0o600, "a b", "key")]
 )
-def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path, mode: int, content: str, word: str):
+def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path, mode, content, word):
     path = tmp_path / "key"
     path.write_text(content)
     path.chmod(mode)
@@ -115,7 +111,7 @@ def test_the_key_file_of_the_environment(tmp_path):
     (tmp_path / "key").write_text("sk-1\n")
     os.chmod(tmp_path / "key", 0o400)
     spec = spec_of(one, {"LLM_API_KEY_FILE": f"{tmp_path}/key"}, tmp_path)
-    assert spec is not None and spec.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
+    assert spec.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
     os.mkfifo(tmp_path / "pipe", 0o600)  # which never answers
     with pytest.raises(OSError, match="no regular file"):
         read_key(f"{tmp_path}/pipe")

@@ -1,7 +1,5 @@
 """Layers: flags > environment > YAML > defaults; what contradicts itself is refused by name."""
 
-from __future__ import annotations
-
 import logging
 import re
 import signal
@@ -60,7 +58,7 @@ TIMEOUTS = st.integers(1, 10**6)
     st.dictionaries(st.sampled_from(sorted(LAYERS)), TIMEOUTS),
     st.sampled_from(["rank_heartbeat_timeout", "keepalive_timeout"]),
 )
-def test_the_highest_layer_wins(tmp_path, given_in: dict[str, int], name: str):
+def test_the_highest_layer_wins(tmp_path, given_in, name):
     path = tmp_path / "ft.yaml"
     path.write_text(f"fault_tolerance:\n  {name}: {given_in['yaml']}\n" if "yaml" in given_in else "fault_tolerance:\n")
     flags = {"ft_cfg_path": str(path)} | ({f"ft_{name}": str(given_in["flag"])} if "flag" in given_in else {})
@@ -104,7 +102,7 @@ VALUES = ("true", "false", "7", "/x/y", "lib", "log", "static", "min-healthy", "
           "hang:1", "a:1", "USR1", "text")  # fmt: skip
 
 
-def another_value(key: str) -> str:
+def another_value(key):
     """A value that is fine, and not the default where there is another one."""
     item = SETTINGS[key]
     for text in VALUES:
@@ -117,7 +115,7 @@ def another_value(key: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    "flags, sentence",
     [
         ({"nnodes": "2:3", "spares": "2"}, "--spares 2 contradicts"),
         ({"nnodes": "2:3", "node_rank": "3"}, "--node-rank 3 is not a place among --nnodes 2:3"),
@@ -130,7 +128,7 @@ def another_value(key: str) -> str:
         ({"log_dir": "x" * 5000}, "must be a path"),
     ],
 )
-def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str):
+def test_contradictions_and_bad_flags(flags, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:
         resolve(flags, {})
     assert len(str(caught.value)) < 300

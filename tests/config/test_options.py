@@ -1,28 +1,25 @@
 """The command line: every spelling reaches its field, the script's arguments stay its own, errors are one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import configdoc
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from test_layers import another_value
 
 from nvrx_slurm.cli.options import USUAL, nvrx_run_options, print_config, spelling
-from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
+from nvrx_slurm.config.layers import SETTINGS, resolve
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.types import FaultKind
 
 pytestmark = pytest.mark.fast
 
 
-Call = tuple[Resolved, str, tuple[str, ...]]
 ROOT = Path(__file__).parents[2]
-CALLS: list[Call] = []
+CALLS = []
 
 
-def body(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
+def body(resolved, script, args):
     """Start training."""
     CALLS.append((resolved, script, args))
     if script == "refused":
@@ -35,18 +32,18 @@ def body(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
 COMMAND = nvrx_run_options(body)
 
 
-def run(*words: str, env: dict[str, str] | None = None) -> tuple[Result, list[Call]]:
+def run(*words, env=None):
     CALLS.clear()
     return CliRunner().invoke(COMMAND, list(words), env=env), list(CALLS)
 
 
-def called(*words: str) -> Call:
+def called(*words):
     result, calls = run(*words)
     assert result.exit_code == 0, result.output
     return calls[0]
 
 
-def refused(*words: str) -> str:
+def refused(*words):
     result, calls = run(*words)
     assert (result.exit_code, calls) == (2, []) and result.output.count("\n") == 1
     assert result.output.startswith("nvrx-run: ")
@@ -112,7 +109,7 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    "words, sentence",
     [
         ("--nnode 2 t", "--nnode is not a flag of nvrx-run; did you mean --nnodes?"),
         ("--nproc_per_nod=2 t", "--nproc-per-nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),
@@ -132,7 +129,7 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
         ("", f"no training script was given; write it after the flags, as in nvrx-run train.py{HELP}"),
     ],
 )
-def test_mistakes_are_one_sentence(words: str, sentence: str):
+def test_mistakes_are_one_sentence(words, sentence):
     assert refused(*words.split()) == sentence
 
 

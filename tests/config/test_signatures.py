@@ -1,7 +1,5 @@
 """The file with rules of a site: what it may hold, and how a mistake is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.config.signatures import read_signatures
@@ -34,7 +32,7 @@ def test_a_rule(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    "old, new, told",
     [
         ("signatures", "rules", "signatures:"),
         ("fabric-brownout", "Fabric", "lower-case"),
@@ -47,7 +45,7 @@ def test_a_rule(tmp_path):
         ("Open a ticket.", "go\n    where: moon", "where is"),
     ],
 )
-def test_a_mistake_is_told_with_its_rule(tmp_path, old: str, new: str, told: str):
+def test_a_mistake_is_told_with_its_rule(tmp_path, old, new, told):
     file = tmp_path / "rules.yaml"
     file.write_text(RULE.replace(old, new))
     with pytest.raises(UsageError, match="rules.yaml") as error:

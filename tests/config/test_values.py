@@ -1,7 +1,5 @@
 """Single values: what each kind takes and refuses, and that showing and reading again changes nothing."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -19,7 +17,7 @@ SECTIONS = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}
 MANY = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}
 
 # kind, what is taken for which value
-TAKEN: list[tuple[k.Kind, list[object], object]] = [
+TAKEN = [
     (k.BOOL, ["true", "TRUE", "1", "yes", "On", " on ", True, 1], True),
     (k.BOOL, ["false", "False", "0", "NO", "off", False, 0], False),
     (k.SECONDS, ["0", 0], 0.0),
@@ -50,7 +48,7 @@ TAKEN: list[tuple[k.Kind, list[object], object]] = [
     (v.RDZV_CONF, [{"read_timeout": 5}], RendezvousConfig(ignored=("read_timeout",))),
 ]
 # kind, a word of the sentence, what is refused
-REFUSED: list[tuple[k.Kind, str, list[object]]] = [
+REFUSED = [
     (k.BOOL, "true or false", ["", "2", "y", "maybe", None, 2, 1.0, [], "true false"]),
     (k.SECONDS, "number of seconds", ["nan", "inf", "-1", -0.001, "1e99", True, "5s", [], {}, "", "9" * 5000]),
     (k.TIMEOUT, "> 0", [0]),
@@ -85,15 +83,15 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "raws", "value"), TAKEN)
-def test_what_a_kind_takes(kind: k.Kind, raws: list[object], value: object):
+@pytest.mark.parametrize("kind, raws, value", TAKEN)
+def test_what_a_kind_takes(kind, raws, value):
     for raw in raws:
         parsed = kind.parse(raw)
         assert parsed == value and type(parsed) is type(kind.parse(parsed)), raw
 
 
-@pytest.mark.parametrize(("kind", "sentence", "raws"), REFUSED)
-def test_what_a_kind_refuses(kind: k.Kind, sentence: str, raws: list[object]):
+@pytest.mark.parametrize("kind, sentence, raws", REFUSED)
+def test_what_a_kind_refuses(kind, sentence, raws):
     for raw in raws:
         with pytest.raises(ValueError, match=sentence):
             kind.parse(raw)
@@ -117,7 +115,7 @@ JUNK = st.recursive(
 
 
 @given(st.sampled_from(KINDS), JUNK)
-def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind: k.Kind, junk: object):
+def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind, junk):
     try:
         value = kind.parse(junk)
     except ValueError:

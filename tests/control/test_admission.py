@@ -1,7 +1,5 @@
 """Which connections without a proof may begin: pure, at any number of strangers."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.control.admission import _HANDSHAKES_EACH, HANDSHAKE_TIMEOUT_S, HANDSHAKES, Admission
@@ -9,14 +7,14 @@ from nvrx_slurm.control.admission import _HANDSHAKES_EACH, HANDSHAKE_TIMEOUT_S, 
 pytestmark = pytest.mark.fast
 
 
-def _arrive(admission: Admission[str], address: str, count: int, now: float) -> None:
+def _arrive(admission, address, count, now):
     for number in range(count):
         for gone in admission.arrive(f"{address}/{number}/{now}", address, now):
             admission.leave(gone, False, now)
 
 
 def test_an_agent_gets_in_at_once_behind_a_thousand_strangers_of_another_address():
-    admission: Admission[str] = Admission(2048)
+    admission = Admission(2048)
     _arrive(admission, "stranger", 1000, 0.0)
     assert len(admission.admit(0.0)) == _HANDSHAKES_EACH
     _arrive(admission, "agent", 1, 0.1)
@@ -24,7 +22,7 @@ def test_an_agent_gets_in_at_once_behind_a_thousand_strangers_of_another_address
 
 
 def test_an_agent_of_the_strangers_own_address_gets_in_within_their_time():
-    admission: Admission[str] = Admission(2048)
+    admission = Admission(2048)
     _arrive(admission, "host", 1000, 0.0)
     admission.admit(0.0)
     _arrive(admission, "host", 1, 0.1)
@@ -36,7 +34,7 @@ def test_an_agent_of_the_strangers_own_address_gets_in_within_their_time():
 
 
 def test_failures_use_up_places_for_a_second_and_successes_do_not():
-    admission: Admission[str] = Admission(2048)
+    admission = Admission(2048)
     begun = 0
     for step in range(1000):  # a stranger that comes back at once, for 10 s
         now = step / 100
@@ -56,7 +54,7 @@ def test_failures_use_up_places_for_a_second_and_successes_do_not():
 
 
 def test_connections_are_bounded_in_all_and_in_time():
-    admission: Admission[str] = Admission(300)
+    admission = Admission(300)
     _arrive(admission, "a", 400, 0.0)
     _arrive(admission, "b", 10, 1.0)
     assert len(admission.unproved()) == 300 and sum(one.startswith("b") for one in admission.unproved()) == 10
@@ -66,7 +64,7 @@ def test_connections_are_bounded_in_all_and_in_time():
 
 
 def test_without_others_waiting_a_caller_has_the_whole_time():
-    admission: Admission[str] = Admission(300)
+    admission = Admission(300)
     _arrive(admission, "a", 1, 0.0)
     admission.admit(0.0)
     assert admission.late(HANDSHAKE_TIMEOUT_S - 0.1) == [] and admission.deadline() == HANDSHAKE_TIMEOUT_S

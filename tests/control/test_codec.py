@@ -1,10 +1,8 @@
 """Every message survives the wire; what no peer of this version sends is a ProtocolError and never anything else."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -27,17 +25,17 @@ BY_WIRE = [
 ]
 
 
-@pytest.mark.parametrize(("wire", "kind"), BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize("wire, kind", BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_messages_survive_the_wire(wire: Any, kind: type, data: st.DataObject):
+def test_messages_survive_the_wire(wire, kind, data):
     message = data.draw(values(kind))
     assert wire.decode(wire.encode(message)) == message
 
 
 @settings(max_examples=500)
 @given(st.binary(max_size=300), st.sampled_from([FROM_AGENTS, FROM_COORDINATOR]))
-def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, wire: Any):
+def test_hostile_bytes_are_an_error_and_nothing_else(data, wire):
     try:
         wire.decode(data)
     except ProtocolError:
@@ -55,20 +53,20 @@ PEER = {"key": "", "host": "", "addr": "", "port": 0}
 EVIDENCE = {"rank": 0, "infra_rank": 0, "host": ""}
 
 
-def register(port: int = 0, **node: Any) -> dict[str, Any]:
+def register(port=0, **node):
     return {"type": "Register", "node": {**NODE, **node}, "port": port}
 
 
-def of_cycle(kind: str, **more: Any) -> dict[str, Any]:
+def of_cycle(kind, **more):
     return {"type": kind, "term": 1, "cycle": 0, **more}
 
 
-def plan(history: Any = None, **fields: Any) -> dict[str, Any]:
+def plan(history=None, **fields):
     return {**PLAN, "history": history or {}, **fields}
 
 
 @pytest.mark.parametrize(
-    ("message", "field"),
+    "message, field",
     [
         ({}, "type"),
         ([], "array"),
@@ -97,10 +95,10 @@ def plan(history: Any = None, **fields: Any) -> dict[str, Any]:
         (plan(successors=[PEER] * 33), "$.successors"),
     ],
 )
-def test_bounds(message: Any, field: str):
+def test_bounds(message, field):
     """The error names the field."""
     kind = message.get("type") if isinstance(message, dict) else None
-    wire: Any = FROM_COORDINATOR if kind in ("Plan", "RanksGone") else FROM_AGENTS
+    wire = FROM_COORDINATOR if kind in ("Plan", "RanksGone") else FROM_AGENTS
     with pytest.raises(ProtocolError, match=re.escape(field)):
         wire.decode(msgspec.msgpack.encode(message))
 

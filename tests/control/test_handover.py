@@ -1,7 +1,5 @@
 """How an agent without a token gets it: by the site's user authentication, a fake one and a real private munged."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets
@@ -11,14 +9,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import admission, auth, handover
+from nvrx_slurm.control import admission, handover
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
@@ -31,16 +28,16 @@ pytestmark = pytest.mark.fast
 class FakeMunge:
     """What MUNGE promises: sealed by and for one user, opened once. `vault` is the site, shared by both ends."""
 
-    def __init__(self, vault: dict[str, tuple[str, bytes]], user: str) -> None:
+    def __init__(self, vault, user):
         self._vault = vault
         self._user = user
 
-    def seal(self, payload: bytes) -> str:
+    def seal(self, payload):
         credential = secrets.token_hex(8)
         self._vault[credential] = (self._user, payload)
         return credential
 
-    def open(self, credential: str) -> bytes:
+    def open(self, credential):
         user, payload = self._vault.get(credential, ("", b""))
         if user != self._user:
             raise AuthError("the credential is not of this user")
@@ -48,7 +45,7 @@ class FakeMunge:
         return payload
 
 
-def _munged_answers(munge: Munge) -> bool:
+def _munged_answers(munge):
     try:
         return munge.open(munge.seal(b"x")) == b"x"
     except AuthError:
@@ -56,7 +53,7 @@ def _munged_answers(munge: Munge) -> bool:
 
 
 @pytest.fixture(scope="module")
-def munge_socket() -> Iterator[str]:
+def munge_socket():
     """The socket of a private munged."""
     if shutil.which("munged") is None and not Path("/usr/sbin/munged").exists():
         if os.environ.get("NVRX_REQUIRE_SLURM") == "1":
@@ -84,10 +81,10 @@ def munge_socket() -> Iterator[str]:
 
 
 @pytest.fixture(params=["fake", pytest.param("munge", marks=pytest.mark.slurm)])
-def credentials(request) -> tuple[auth.Credentials, auth.Credentials]:
+def credentials(request):
     """(the coordinator's, an agent's), of the same user."""
     if request.param == "fake":
-        vault: dict[str, tuple[str, bytes]] = {}
+        vault = {}
         return FakeMunge(vault, "me"), FakeMunge(vault, "me")
     path = request.getfixturevalue("munge_socket")
     ends = Munge.find(path), Munge.find(path)
@@ -95,10 +92,7 @@ def credentials(request) -> tuple[auth.Credentials, auth.Credentials]:
     return ends[0], ends[1]
 
 
-Both = tuple[auth.Credentials, auth.Credentials]
-
-
-def test_contract_of_credentials(credentials: Both):
+def test_contract_of_credentials(credentials):
     ours, theirs = credentials
     sealed = ours.seal(b"payload \0 \xff")
     assert theirs.open(sealed) == b"payload \0 \xff"
@@ -107,7 +101,7 @@ def test_contract_of_credentials(credentials: Both):
             ours.open(wrong)
 
 
-def token_server(credentials: auth.Credentials) -> handover.TokenServer:
+def token_server(credentials):
     """Of a coordinator that knows the token."""
     one = handover.TokenServer(credentials, JOB)
     one.token = TOKEN
@@ -115,7 +109,7 @@ def token_server(credentials: auth.Credentials) -> handover.TokenServer:
 
 
 @story
-async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credentials: Both):
+async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credentials):
     """Not even a peer without one. Then it serves as a coordinator that was elected."""
     ours, theirs = credentials
     async with Server(token="", credentials=ours) as server:
@@ -129,14 +123,14 @@ async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credent
 
 
 @story
-async def test_agent_without_a_token_gets_it_and_joins(credentials: Both):
+async def test_agent_without_a_token_gets_it_and_joins(credentials):
     ours, theirs = credentials
     async with Server(credentials=ours) as server, Client(server.port, token="", credentials=theirs) as client:
         await client.inbox.next(ag.Connected)
         assert (await server.inbox.next(ev.Joined)).message.node == NODE
 
 
-def test_payload_of_another_job_or_kind_is_no_request(credentials: Both):
+def test_payload_of_another_job_or_kind_is_no_request(credentials):
     ours, theirs = credentials
     for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
         with pytest.raises(AuthError, match="another job"):
@@ -145,7 +139,7 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both):
         handover.read_answer(theirs, "other", token_server(ours).answer(handover.request(theirs, JOB)))
 
 
-async def _ask(port: int, credential: str) -> bool:
+async def _ask(port, credential):
     """Whether the coordinator answers with something sealed."""
     async with Raw(port, token=None) as raw:
         await raw.say(handover.REQUESTS.encode(t.TokenRequest(JOB, credential)))
@@ -155,7 +149,7 @@ async def _ask(port: int, credential: str) -> bool:
 
 
 @story
-async def test_replayed_and_forged_requests_get_no_token(credentials: Both):
+async def test_replayed_and_forged_requests_get_no_token(credentials):
     ours, theirs = credentials
     request = handover.request(theirs, JOB)
     async with Server(credentials=ours) as server:
@@ -169,18 +163,18 @@ async def test_replayed_and_forged_requests_get_no_token(credentials: Both):
 async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypatch):
     """Its calls run in a thread, one at a time. Strangers whose time is over do not wait for it any more."""
     monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_S", 0.5)
-    at_once: list[int] = []
-    opened: list[str] = []
+    at_once = []
+    opened = []
     go = threading.Event()
 
     class Hangs(FakeMunge):
-        def open(self, credential: str) -> bytes:
+        def open(self, credential):
             at_once.append(len(at_once) - len(opened) + 1)
             go.wait(10)
             opened.append(credential)
             return super().open(credential)
 
-    vault: dict[str, tuple[str, bytes]] = {}
+    vault = {}
     async with Server(credentials=Hangs(vault, "me")) as server:
         strangers = [asyncio.ensure_future(_ask(server.port, "x")) for _ in range(20)]
         async with Client(server.port) as client:
@@ -196,7 +190,7 @@ async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypat
 @story
 async def test_other_users_get_no_token_and_cannot_give_one():
     """A stranger's coordinator on the first candidate cannot make the agent take a token of its own."""
-    vault: dict[str, tuple[str, bytes]] = {}
+    vault = {}
     me, stranger = FakeMunge(vault, "me"), FakeMunge(vault, "stranger")
     async with Server(token="evil", credentials=stranger) as fake, Server(credentials=me) as server:
         async with Client(fake.port, server.port, token="", credentials=me) as client:

@@ -1,7 +1,5 @@
 """The key and the certificate of a job: equal on both ends, and of no other job."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """Strangers, and agents that break the protocol: an agent of the job must not notice them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -9,7 +7,6 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
 
 import pytest
 from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
@@ -28,7 +25,7 @@ pytestmark = pytest.mark.process
 REGISTER = t.Register(NODE, 1)
 
 
-def _client_hello() -> bytes:
+def _client_hello():
     """The first flight of TLS."""
     out = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -36,7 +33,7 @@ def _client_hello() -> bytes:
     return out.read()
 
 
-def _long_hello(size: int) -> bytes:
+def _long_hello(size):
     """A ClientHello of `size` zeros, in records of 16,000 bytes."""
     message = b"\x01" + size.to_bytes(3, "big") + bytes(size)
     parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
@@ -44,7 +41,7 @@ def _long_hello(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("first", "why"),
+    "first, why",
     [
         (b"GET / HTTP/1.1\r\n\r\n", "another protocol"),
         (b"\xff" * 5000, "another protocol"),
@@ -56,7 +53,7 @@ def _long_hello(size: int) -> bytes:
     ],
 )
 @story
-async def test_what_is_no_agent_is_refused_and_said(first: bytes, why: str):
+async def test_what_is_no_agent_is_refused_and_said(first, why):
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as raw:
         with contextlib.suppress(ConnectionError):
             raw.writer.write(first)
@@ -84,7 +81,7 @@ IDLE_RUNS = t.Register(NODE, 0, doing=t.Activity.RUNNING)  # without a plan
 
 @pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50], [HELLO, IDLE_RUNS]])
 @story
-async def test_wrong_beginnings_end_the_stream(bad: list[t.AgentMessage | t.Hello | bytes]):
+async def test_wrong_beginnings_end_the_stream(bad):
     async with Server() as server, good_agent(server), Raw(server.port) as raw:
         await raw.say(*bad)
         assert await raw.hear() is None and "refused a connection" in server.said[0]
@@ -153,30 +150,30 @@ async def test_without_descriptors_a_coordinator_keeps_its_agents_and_accepts_la
 class Relay:
     """A stranger that was first at a port: passes on what comes, and can add bytes of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         self._port = port
-        self.writers: dict[str, asyncio.StreamWriter] = {}  # to whom
-        self.records: dict[str, bytes] = {"agent": b"", "coordinator": b""}  # the last that went there
-        self._tasks: list[asyncio.Task[None]] = []
+        self.writers = {}  # to whom
+        self.records = {"agent": b"", "coordinator": b""}  # the last that went there
+        self._tasks = []
 
-    async def __aenter__(self) -> Relay:
+    async def __aenter__(self):
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_):
         self._server.close()
         for writer in self.writers.values():
             writer.transport.abort()
         await asyncio.gather(*self._tasks)
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, reader, writer):
         there, onward = await asyncio.open_connection("127.0.0.1", self._port)
         self.writers |= {"agent": writer, "coordinator": onward}
         ways = ((reader, onward, "coordinator"), (there, writer, "agent"))
         self._tasks += [asyncio.ensure_future(self._pass_on(*way)) for way in ways]
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: str) -> None:
+    async def _pass_on(self, reader, writer, whom):
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 self.records[whom] = data
@@ -184,20 +181,20 @@ class Relay:
         writer.close()
 
 
-def _clear(record: bytes) -> bytes:
+def _clear(record):
     """A plan without encryption, as a TLS record and as a frame."""
     frame = FROM_COORDINATOR.encode(replace(PLAN, master_addr="6.6.6.6"))
     return b"\x17\x03\x03" + (len(frame) + 4).to_bytes(2, "big") + len(frame).to_bytes(4, "big") + frame
 
 
-def _changed(record: bytes) -> bytes:
+def _changed(record):
     return record[:-1] + bytes([record[-1] ^ 1])
 
 
 @pytest.mark.parametrize("whom", ["agent", "coordinator"])
 @pytest.mark.parametrize("forge", [_clear, _changed, bytes], ids=["clear", "changed", "replayed"])
 @story
-async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], bytes], whom: str):
+async def test_a_stranger_that_relays_cannot_inject(forge, whom):
     """It has the first candidate port. What it adds ends the stream, and neither end takes a message from it."""
     async with Server() as server, Relay(server.port) as relay, Client(relay.port, server.port) as client:
         await client.inbox.next(ag.Connected)
@@ -222,6 +219,6 @@ async def test_a_stream_without_a_proof_is_closed_in_time(monkeypatch):
         assert "in time" in server.said[0]
 
 
-def _resident_kb() -> int:
+def _resident_kb():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() // 1024

@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth
@@ -30,17 +28,17 @@ SLOW = (30.0, 30.0)  # keepalive that plays no part
 NODE = t.Node("n0", 0, "host0", "127.0.0.1", 2)
 
 
-def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def story(test):
     """Make a test of a coroutine function; an exception that no task or callback caught fails it."""
 
-    async def guarded(**fixtures: Any) -> None:
-        uncaught: list[dict[str, Any]] = []
+    async def guarded(**fixtures):
+        uncaught = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
         await asyncio.wait_for(test(**fixtures), 60)
         assert uncaught == []
 
     @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
+    def run(**fixtures):
         asyncio.run(guarded(**fixtures))
 
     return run
@@ -49,65 +47,49 @@ def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]
 class Inbox:
     """Events that were posted, awaited in order."""
 
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+    def __init__(self):
+        self.seen = []
+        self._queue = asyncio.Queue()
 
-    def post(self, event: Any) -> None:
+    def post(self, event):
         self.seen.append(event)
         self._queue.put_nowait(event)
 
-    async def next(self, kind: type, timeout_s: float = WAIT_S) -> Any:
+    async def next(self, kind, timeout_s=WAIT_S):
         """The next event, which has to be of this kind."""
         event = await asyncio.wait_for(self._queue.get(), timeout_s)
         assert isinstance(event, kind), event
         return event
 
-    def empty(self) -> bool:
+    def empty(self):
         return self._queue.empty()
 
 
 class Server:
     """`async with Server() as server`: a ControlServer with an inbox."""
 
-    def __init__(
-        self,
-        job: str = JOB,
-        token: str = TOKEN,
-        keepalive: tuple[float, float] = SLOW,
-        credentials: Any = None,
-        ports: tuple[int, ...] = (0,),
-        say: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, job=JOB, token=TOKEN, keepalive=SLOW, credentials=None, ports=(0,), say=None):
         self.inbox = Inbox()
-        self.said: list[str] = []
+        self.said = []
         self._ports = ports
         self.server = ControlServer(job, token, self.inbox.post, say or self.said.append, keepalive, credentials)
         self.port = 0
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self):
         where = await self.server.start("127.0.0.1", list(self._ports))
         self.port = int(where.rpartition(":")[2])
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc):
         await self.server.close(0.2)
 
 
 class Client:
     """`async with Client(port) as client`: ControlClients, one after the other as in the agent, that register."""
 
-    def __init__(
-        self,
-        *ports: int,
-        node: t.Node = NODE,
-        job: str = JOB,
-        token: str = TOKEN,
-        keepalive: tuple[float, float] = SLOW,
-        credentials: Any = None,
-    ) -> None:
+    def __init__(self, *ports, node=NODE, job=JOB, token=TOKEN, keepalive=SLOW, credentials=None):
         self.inbox = Inbox()
-        self.said: list[str] = []
+        self.said = []
         self._node = node
         endpoints = [("127.0.0.1", port) for port in ports]
         self._news = asyncio.Event()
@@ -116,17 +98,17 @@ class Client:
         self._make = lambda: ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
         self.client = self._make()
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence):
         self.said.append(sentence)
         self._news.set()
 
-    async def hear(self, part: str) -> None:
+    async def hear(self, part):
         """Wait until the client has said a sentence with `part` in it (`run` bounds the wait)."""
         while not any(part in sentence for sentence in self.said):
             self._news.clear()
             await self._news.wait()
 
-    def _post(self, event: Any) -> None:
+    def _post(self, event):
         if isinstance(event, ag.Connected):
             self.client.send(t.Register(self._node, 4711))
         if isinstance(event, (ag.Disconnected, ag.Unreached)):
@@ -135,16 +117,16 @@ class Client:
         if not isinstance(event, ag.Unreached):
             self.inbox.post(event)
 
-    def _again(self) -> None:
+    def _again(self):
         if not self._closed:
             self.client = self._make()
             self.client.start()
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self):
         self.client.start()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc):
         self._closed = True
         await self.client.close(0.5)
 
@@ -155,29 +137,29 @@ HELLO = t.Hello(auth.VERSION)
 class Raw:
     """A hand-made peer: `async with Raw(port) as raw`, then say what you like. `token` None = without TLS."""
 
-    def __init__(self, port: int, token: str | None = TOKEN, job: str = JOB) -> None:
+    def __init__(self, port, token=TOKEN, job=JOB):
         self._port = port
         self._tls = None if token is None else identity(token, job).client
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
 
-    async def __aenter__(self) -> Raw:
+    async def __aenter__(self):
         name = None if self._tls is None else ""
         opened = asyncio.open_connection("127.0.0.1", self._port, ssl=self._tls, server_hostname=name)
         self.reader, self.writer = await asyncio.wait_for(opened, WAIT_S)
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc):
         self.writer.transport.abort()
 
-    async def say(self, *messages: t.AgentMessage | t.Hello | bytes) -> None:
+    async def say(self, *messages):
         """Send frames."""
         for message in messages:
             data = message if isinstance(message, bytes) else FROM_AGENTS.encode(message)
             self.writer.write(len(data).to_bytes(4, "big") + data)
         await self.writer.drain()
 
-    async def hear(self) -> t.CoordinatorMessage | bytes | None:
+    async def hear(self):
         """The next message; None at the end of the stream, however it ends."""
         try:
             size = int.from_bytes(await asyncio.wait_for(self.reader.readexactly(4), WAIT_S), "big")
@@ -186,7 +168,7 @@ class Raw:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
-    async def join(self, node: t.Node = NODE) -> None:
+    async def join(self, node=NODE):
         """Be an agent."""
         await self.say(HELLO, t.Register(node, 1))
 
@@ -194,24 +176,22 @@ class Raw:
 class Process:
     """A peer in a process of its own, which prints its events; to be stopped and killed."""
 
-    def __init__(self, role: str, port: int, keepalive: tuple[float, float]) -> None:
+    def __init__(self, role, port, keepalive):
         argv = [sys.executable, __file__, role, str(port), *map(str, keepalive)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
 
-    async def line(self) -> str:
-        assert self.process.stdout is not None
+    async def line(self):
         loop = asyncio.get_running_loop()
         read = loop.run_in_executor(None, self.process.stdout.readline)
         return (await asyncio.wait_for(read, WAIT_S)).decode().strip()
 
-    def __enter__(self) -> Process:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 
@@ -219,7 +199,7 @@ PLAN = t.Plan(1, 0, t.History(), 3, 1, 2, "127.0.0.1", 1234, 0, 0)
 
 
 @asynccontextmanager
-async def good_agent(server: Server) -> AsyncIterator[Client]:
+async def good_agent(server):
     """An agent of the job that must not notice what strangers do; checked in both directions at the end."""
     async with Client(server.port) as client:
         await client.inbox.next(ag.Connected)
@@ -232,7 +212,7 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         assert server.inbox.empty() and client.inbox.empty()
 
 
-async def be_a_peer(role: str, port: int, keepalive: tuple[float, float]) -> None:
+async def be_a_peer(role, port, keepalive):
     """Print the events of one agent's client ("client PORT") or of a coordinator's server, until killed."""
     if role == "client":
         async with Client(port, keepalive=keepalive) as client:

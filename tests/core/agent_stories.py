@@ -9,11 +9,6 @@
 `plan 4 as - term 2`: the plan of cycle 4, as a spare, in term 2; `stop 4`: of cycle 4; `end 143 15`: code and signal.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
@@ -42,10 +37,10 @@ class AgentStory(Story):
 
     starts = ("agent",)
 
-    def begin(self, word: str, rest: str) -> None:
+    def begin(self, word, rest):
         """A fresh agent, brought to where BEGIN says."""
         where, *more = rest.split()
-        values: dict[str, Any] = dict(item.split("=") for item in more)
+        values = dict(item.split("=") for item in more)
         for name, value in values.items():
             values[name] = t.RestartPolicy(value) if name == "policy" else float(value)
         if where == "ended":
@@ -56,7 +51,7 @@ class AgentStory(Story):
             event, _, about = line.partition(" ")
             self.tell(event, about)
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word, rest):
         """The event that a line means. "woken": a Tick that is too early."""
         number = int(rest[0]) if rest and rest[0].lstrip("-").isdigit() else 0
         second = int(rest[1]) if len(rest) > 1 and rest[1].lstrip("-").isdigit() else 0
@@ -94,7 +89,7 @@ class AgentStory(Story):
         }
         return events[word]()
 
-    def effects(self, commands: list[Any]) -> Iterator[str]:
+    def effects(self, commands):
         """One word for each command, except `Say`."""
         words = {
             ag.Send: lambda c: _message(c.message),
@@ -113,7 +108,7 @@ class AgentStory(Story):
         yield from (words[type(command)](command) for command in commands if type(command) in words)
 
 
-def _message(message: Any) -> str:
+def _message(message):
     if isinstance(message, t.Register):
         plan = f"/{message.plan.cycle}" if message.plan is not None else ""
         faults = "".join(f"!{fault.local_rank}" for fault in message.faults)

@@ -18,7 +18,7 @@ from .explore_streams import Broken, Move
 from .explore_world import HORIZON_S, World, coarse_times
 
 
-def running(nodes: int, active: int, faults: int) -> World:
+def running(nodes, active, faults):
     """A job whose first cycle runs."""
     world = World(nodes, active)
     while len(world.ranks) < active or world.enabled():
@@ -38,7 +38,7 @@ class Search:
     queue: deque[tuple[int, World]] = field(default_factory=deque)
     moves: int = 0
 
-    def note(self, world: World, number: int, move: Move, free: bool) -> None:
+    def note(self, world, number, move, free):
         """The state after a move; `free`: the move is no fault."""
         found, alike = len(self.before), self.known.setdefault(world.key(), [])
         for left, other in alike:
@@ -54,19 +54,19 @@ class Search:
             self.ways[found].append(number)
 
     @property
-    def depth(self) -> int:
+    def depth(self):
         """How many moves led to the last state."""
         return self.story(len(self.before) - 1).count("\n") + 1
 
-    def story(self, number: int) -> str:
+    def story(self, number):
         """The moves to this state."""
-        steps = list[str]()
+        steps = []
         while number:
             number, move = self.before[number]
             steps.append(str(move))
         return "\n".join(reversed(steps))
 
-    def expand(self, number: int, world: World) -> None:
+    def expand(self, number, world):
         """Play each move that is possible in this state."""
         free = world.moves()
         for move in [*free, *(world.faults() if world.left else ())]:
@@ -80,7 +80,7 @@ class Search:
                 raise Broken(f"{error!r}, after\n{self.story(number)}\n{named}") from error
             self.note(after, number, named, move in free)
 
-    def check_ways(self) -> None:
+    def check_ways(self):
         """From each state there is a way to an end, or to a state that is not expanded yet."""
         reached = self.ended + [number for number, _ in self.queue]
         good = set(reached)
@@ -93,7 +93,7 @@ class Search:
             raise Broken(f"no way to the end, after\n{self.story(stuck)}")
 
 
-def explore(first: World, seconds: float = 3600.0, most_moves: int = 1 << 40) -> Search:
+def explore(first, seconds=3600.0, most_moves=1 << 40):
     """All states that are found within this processor time and so many moves. Raises Broken."""
     search, until = Search(), time.process_time() + seconds
     search.note(first, 0, (), free=False)
@@ -107,7 +107,7 @@ def explore(first: World, seconds: float = 3600.0, most_moves: int = 1 << 40) ->
     return search
 
 
-def main() -> int:
+def main():
     """Returns 1 where a rule breaks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, usual in (("nodes", 3), ("active", 2), ("faults", 1)):
@@ -120,7 +120,7 @@ def main() -> int:
         return report(args)
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args):
     """Search, and say what was found."""
     boots = args.boot or args.late
     world = World(args.nodes, args.active, args.late) if boots else running(args.nodes, args.active, args.faults)

@@ -1,14 +1,11 @@
 """Cores that never change: what they do is remembered, and those that differ in nothing that they can tell are one."""
 
-from __future__ import annotations
-
 from collections import deque
 from enum import Enum
 from functools import cache
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.declared import Record
 
 LEASE_S = 10.0
@@ -21,46 +18,46 @@ _SKIPPED |= {"number", "chain"}  # for the log
 _UNTOLD = {"reason", "why", "text", "port", "faults", "master_port", "world_size", "counted", "node"}
 _LISTS = {list, deque}
 _PLAIN = (int, float, str, type(None), Enum, frozenset)
-_told: dict[int, tuple[Any, Any]] = {}  # by the id of a record, which is kept so long
+_told = {}  # by the id of a record, which is kept so long
 _MOST_TOLD = 100_000
 
 
 class Handlers(dict[Any, Any]):
     """The methods of a copy's rows, each bound when it is needed first. As `Machine.bind` does, but fast."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core):
         self.core, self.owners = core, {type(owner): owner for owner in core.owners}
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key):
         core = self.core
         found = self[key] = getattr(self.owners[core.homes[key]], core.table[key].do)
         return found
 
 
 @cache
-def fields(kind: type) -> tuple[str, ...] | None:
+def fields(kind):
     """The fields of a record; None: it is something else."""
     return kind.__struct_fields__ if issubclass(kind, Record) else None
 
 
 @cache
-def shared(kind: type) -> bool:
+def shared(kind):
     """Whether no instance ever changes."""
     called = any("__call__" in vars(base) for base in kind.__mro__)
     return called or issubclass(kind, _PLAIN) or fields(kind) is not None
 
 
 @cache
-def slots(kind: type) -> tuple[str, ...]:
+def slots(kind):
     """Attributes that are not in `__dict__`."""
     return tuple(name for name in getattr(kind, "__slots__", ()) if name != "__dict__")
 
 
-def clone(core: Any) -> Any:
+def clone(core):
     """A copy of a core; records are shared."""
-    made: dict[int, Any] = {}
+    made = {}
 
-    def copy(one: Any) -> Any:
+    def copy(one):
         kind = type(one)
         if shared(kind):
             return one
@@ -92,17 +89,17 @@ def clone(core: Any) -> Any:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind):
     return tuple(name for name in fields(kind) or () if name not in _UNTOLD)
 
 
-def _plan(plan: t.Plan) -> Any:
+def _plan(plan):
     who = plan.leader and plan.leader.key, plan.electors, plan.dead, plan.returned
     successors = tuple([peer.key for peer in plan.successors])
     return plan.term, plan.cycle, plan.group_rank, plan.history.restarts_used, who, successors
 
 
-def told(record: Any) -> Any:
+def told(record):
     """What a record tells, as far as a core may decide by it."""
     kind = type(record)
     if kind is tuple:
@@ -120,17 +117,17 @@ def told(record: Any) -> Any:
     return known[1]
 
 
-def _when(at: float, name: str, now: float) -> Any:
+def _when(at, name, now):
     if at >= now or not at:
         return round(at - now, 2) if at else None
     return round(min(now - at, _OLDEST_S), 2) if name in _AGES else "past"
 
 
-def key_of(core: Machine, now: float) -> int:
+def key_of(core, now):
     """Equal for cores that decide alike. Times count from now."""
-    seen = set[int]()
+    seen = set()
 
-    def key(one: Any, name: str) -> Any:
+    def key(one, name):
         kind = type(one)
         if kind is float:
             return _when(one, name, now)
@@ -145,7 +142,7 @@ def key_of(core: Machine, now: float) -> int:
         if id(one) in seen:
             return None
         seen.add(id(one))
-        found = list[Any]()
+        found = []
         if isinstance(one, dict):
             found = [(of, key(value, name)) for of, value in one.items()]
             if name != "_held":  # those are handled in this order
@@ -155,27 +152,27 @@ def key_of(core: Machine, now: float) -> int:
         found += [key(getattr(one, of), of) for of in slots(kind)]
         return tuple(found)
 
-    return hash((key(core, ""), getattr(core.settings, "last_leader", "")))  # type: ignore[attr-defined]
+    return hash((key(core, ""), getattr(core.settings, "last_leader", "")))
 
 
 class Steps:
     """The cores that were found. One is known by its id: it is kept."""
 
-    def __init__(self) -> None:
-        self._one: dict[tuple[str, int, float], Any] = {}  # name, key, time -> the core that stands for all such
-        self.keys: dict[tuple[int, float], int] = {}
-        self._later: dict[tuple[int, float], Any] = {}
-        self._done: dict[tuple[int, Any, float], tuple[Any, list[Any]]] = {}
-        self._due: dict[int, float | None] = {}
+    def __init__(self):
+        self._one = {}  # name, key, time -> the core that stands for all such
+        self.keys = {}
+        self._later = {}
+        self._done = {}
+        self._due = {}
 
-    def unite(self, name: str, core: Any, now: float) -> Any:
+    def unite(self, name, core, now):
         """The core that stands for all that decide alike."""
         key = key_of(core, now)
         one = self._one.setdefault((name, key, now), core)
         self.keys[id(one), now] = key
         return one
 
-    def later(self, name: str, core: Any, now: float) -> Any:
+    def later(self, name, core, now):
         """The same for one that is kept already, as time goes by."""
         at = id(core), now
         if at in self.keys:
@@ -184,12 +181,12 @@ class Steps:
             self._later[at] = self.unite(name, core, now)
         return self._later[at]
 
-    def begin(self, name: str, core: Any, now: float) -> Any:
+    def begin(self, name, core, now):
         """A new core. Whose methods handle its events is noted for `clone`."""
         core.owners = [*{id(method.__self__): method.__self__ for method in core._handlers.values()}.values()]
         return self.unite(name, core, now)
 
-    def step(self, name: str, core: Any, event: Any, now: float) -> tuple[Any, list[Any]]:
+    def step(self, name, core, event, now):
         """The core after one event, and its commands."""
         at = id(core), event, now
         found = self._done.get(at)
@@ -200,7 +197,7 @@ class Steps:
             found = self._done[at] = self.unite(name, new, now), commands
         return found
 
-    def deadline(self, core: Any) -> float | None:
+    def deadline(self, core):
         """Its timer."""
         if id(core) not in self._due:
             self._due[id(core)] = core.deadline()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import events as el
@@ -40,40 +39,40 @@ class Link:
 class Streams:
     """The cores of all nodes, and the streams between them: what is under way, which end is open, who can beat."""
 
-    def __init__(self, nodes: int, active: int, late: bool) -> None:
+    def __init__(self, nodes, active, late):
         self.nodes, self.active, self.left = nodes, active, 0  # `left`: faults
         self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
         self.now = 1000.0
         self.steps = Steps()
-        self.cores: dict[str, Any] = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
+        self.cores = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
         self.lives = [0] * nodes
         self.count = 0  # of links and coordinators
-        self.links: dict[int, Link] = {}
-        self.flight: list[Move] = []  # (channel, ...) under way, in order on each channel
-        self.stream: dict[int, int] = {}  # agent -> its link
-        self.joined: dict[tuple[int, int], int] = {}  # (reign, agent) -> the link on which it has registered
-        self.led: set[int] = set()  # agents that have been told so on their stream
-        self.ranks: dict[int, tuple[int, int]] = {}  # node -> the rank that runs there, and its cycle
-        self.lease: dict[int, float] = {}
-        self.reigns: dict[int, int] = {}  # node -> number of its coordinator
-        self.valid: dict[int, float] = {}  # until when it may act
-        self.seeks: dict[int, tuple[t.Peer, int, float]] = {}
-        self.probes: set[tuple[int, t.Peer]] = set()
-        self.cut: set[int] = set()
+        self.links = {}
+        self.flight = []  # (channel, ...) under way, in order on each channel
+        self.stream = {}  # agent -> its link
+        self.joined = {}  # (reign, agent) -> the link on which it has registered
+        self.led = set()  # agents that have been told so on their stream
+        self.ranks = {}  # node -> the rank that runs there, and its cycle
+        self.lease = {}
+        self.reigns = {}  # node -> number of its coordinator
+        self.valid = {}  # until when it may act
+        self.seeks = {}
+        self.probes = set()
+        self.cut = set()
         self.won = 0  # the last term in which one acted
-        self.ends: set[int] = set()  # codes with which agents have ended that were told so
-        self.tell_until: float | None = None  # a node that can be reached again before that hears the end
+        self.ends = set()  # codes with which agents have ended that were told so
+        self.tell_until = None  # a node that can be reached again before that hears the end
         self.untold = False  # a node was cut off for longer, and cannot know the end
         self.anew = False  # nodes that came back, and know nothing, have begun the job anew: no memory
 
-    def copy(self: Same) -> Same:
+    def copy(self):
         """Another state that changes on its own."""
         new = object.__new__(type(self))
         for name, value in self.__dict__.items():
             new.__dict__[name] = value.copy() if type(value) in _CHANGE else value
         return new
 
-    def key(self) -> int:
+    def key(self):
         """Equal for states that differ in nothing that a core can tell, or in what may happen yet."""
         now, links, steps = self.now, sorted(self.links), self.steps
         for name, core in self.cores.items():
@@ -94,18 +93,18 @@ class Streams:
             self.won, tells_s, self.untold,
         ))  # fmt: skip
 
-    def _told(self, link: Link) -> Any:
+    def _told(self, link):
         well = None if link.well is None else self.now - link.well
         return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
 
-    def begin(self, name: str, core: Any) -> None:
+    def begin(self, name, core):
         self.cores[name] = self.steps.begin(name, core, self.now)
 
-    def post(self, name: str, event: Any) -> None:
+    def post(self, name, event):
         """It comes soon."""
         self.flight.append((("to", name), event))
 
-    def step(self, name: str, event: Any) -> None:
+    def step(self, name, event):
         """One event for one core, and what its program does."""
         if name not in self.cores:
             return
@@ -117,12 +116,12 @@ class Streams:
             if do is not None and not over:
                 do(node, command)
 
-    def reach(self, one: int, other: int) -> bool:
+    def reach(self, one, other):
         return one == other or not self.cut & {one, other}
 
     # --- links ----------------------------------------------------------------------------------------------------
 
-    def put(self, number: int, **changes: Any) -> None:
+    def put(self, number, **changes):
         link = replace(self.links[number], **changes)
         works = link.open and link.accepted and self.reach(link.agent, link.to)
         well = None if works else self.now if link.well is None else link.well
@@ -131,20 +130,20 @@ class Streams:
             del self.links[number]
             self.flight = [item for item in self.flight if item[0][1] != number]
 
-    def close(self, number: int, up: bool) -> None:
+    def close(self, number, up):
         """One end closes. What has been sent to it is lost, and the other end hears of it after all else."""
         there, back = (("up", number), ("down", number)) if up else (("down", number), ("up", number))
         self.flight = [item for item in self.flight if item[0] != back]
         self.flight.append((there, END))
         self.put(number, **{"open" if up else "accepted": False})
 
-    def connect(self, node: int, to: int) -> None:
+    def connect(self, node, to):
         self.count += 1
         self.stream[node] = self.count
         self.links[self.count] = Link(node, to, self.reigns[to])
         self.step(f"a{node}", ag.Connected())
 
-    def leave(self, node: int, how: el.StreamEnd | None = None) -> None:
+    def leave(self, node, how=None):
         """An agent's stream is over. `how`: it did not end it itself."""
         self.seeks.pop(node, None)
         number = self.stream.pop(node, None)
@@ -155,7 +154,7 @@ class Streams:
             if how is not None:
                 self.step(f"e{node}", el.StreamEnded(how))
 
-    def lose(self, number: int, silent: bool) -> None:
+    def lose(self, number, silent):
         """A coordinator's end is over."""
         link = self.links[number]
         silent_s = LEASE_S if silent else 0.0 if link.well is None else self.now - link.well
@@ -164,11 +163,11 @@ class Streams:
             del self.joined[link.reign, link.agent]
             self.tell(link, ev.Lost(f"{link.agent}.{self.lives[link.agent]}", "lost", silent_s))
 
-    def tell(self, link: Link, event: Any) -> None:
+    def tell(self, link, event):
         if self.reigns.get(link.to) == link.reign:
             self.step(f"c{link.to}", event)
 
-    def heard(self, node: int) -> float | None:
+    def heard(self, node):
         """When beats of a quorum got through to this coordinator last; NOW: they do. None: it has no quorum."""
         quorum, heard, since = self.cores[f"c{node}"].roster.quorum, {str(node)}, NOW
         links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]
@@ -178,7 +177,7 @@ class Streams:
                 since = at
         return since if quorum.elected and quorum.enough(heard) else None
 
-    def renew(self) -> None:
+    def renew(self):
         """Beats are answered where they get through. A quorum that is with one coordinator is with no other."""
         at = {node: self.heard(node) for node in self.valid}
         for node, since in at.items():

@@ -4,11 +4,7 @@ Time stands still while anything can happen: what is under way may arrive in any
 fire next. Lateness is a fault: a cut holds up what a node sends or gets, until it heals.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
@@ -23,7 +19,7 @@ from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told
-from .explore_streams import END, NOTICES_S, NOW, Broken, Link, Move, Streams
+from .explore_streams import END, NOTICES_S, NOW, Broken, Streams
 from .samples import agent_settings, coordinator_settings
 
 GRID_S = 2.0  # all short times are equal: fewer states
@@ -34,7 +30,7 @@ HORIZON_S = 150.0  # of a job
 
 
 @contextmanager
-def coarse_times() -> Iterator[None]:
+def coarse_times():
     """Meanwhile the cores' short times are all GRID_S."""
     before = el._QUESTION_S, el._FIRST_QUESTION_S, takeover._PROBE_S
     el._QUESTION_S = el._FIRST_QUESTION_S = takeover._PROBE_S = GRID_S
@@ -47,14 +43,14 @@ def coarse_times() -> Iterator[None]:
 class World(Streams):
     """The methods for commands stand for the programs around the cores. `late`: see `Streams`."""
 
-    def __init__(self, nodes: int, active: int, late: bool = False) -> None:
+    def __init__(self, nodes, active, late=False):
         super().__init__(nodes, active, late)
         for node in range(1 if late else nodes):
             self.boot(node)
 
     # --- programs -----------------------------------------------------------------------------------------------
 
-    def boot(self, node: int) -> None:
+    def boot(self, node):
         self.lives[node] += 1
         life, self.lease[node] = self.lives[node], 0.0
         me = t.Node(f"{node}.{life}", node, f"h{node}", f"10.0.0.{node}", 1, (), 100 * life + node)
@@ -68,7 +64,7 @@ class World(Streams):
 
     # --- what arrives ---------------------------------------------------------------------------------------------
 
-    def on_up(self, number: int, message: Any) -> None:
+    def on_up(self, number, message):
         link = self.links[number]
         here = link.reign, link.agent
         if message == END:
@@ -80,7 +76,7 @@ class World(Streams):
         elif self.joined.get(here) == number:
             self.tell(link, ev.FromAgent(f"{link.agent}.{self.lives[link.agent]}", message))
 
-    def on_down(self, number: int, message: Any) -> None:
+    def on_down(self, number, message):
         link, node = self.links[number], self.links[number].agent
         if self.stream.get(node) != number:
             return None
@@ -99,35 +95,35 @@ class World(Streams):
             self.step(election, el.Led(message.term, leader, message.successors))
         self.step(f"a{node}", message)
 
-    def on_to(self, name: str, event: Any) -> None:
+    def on_to(self, name, event):
         self.step(name, event)
 
     # --- elections ------------------------------------------------------------------------------------------------
 
-    def do_Seek(self, node: int, command: el.Seek) -> None:
+    def do_Seek(self, node, command):
         self.leave(node)
         self.seeks[node] = command.peer, command.term, self.now
 
-    def on_seek(self, node: int) -> None:
+    def on_seek(self, node):
         peer, term, _ = self.seeks.pop(node)
         if f"e{peer.key}" in self.cores:
             self.step(f"e{peer.key}", el.Visited(f"{node}.{self.lives[node]}", term))
         else:
             self.step(f"e{node}", el.StreamEnded(el.StreamEnd.REFUSED))
 
-    def do_AnswerVisitor(self, node: int, command: el.AnswerVisitor) -> None:
+    def do_AnswerVisitor(self, node, command):
         visitor = int(command.visitor.split(".")[0])
         if command.elsewhere is None:
             self.connect(visitor, node)
         else:
             self.post(f"e{visitor}", command.elsewhere)
 
-    def do_AskWhoLeads(self, node: int, command: el.AskWhoLeads) -> None:
+    def do_AskWhoLeads(self, node, command):
         other = f"e{command.peer.key}"
         if other in self.cores and self.reach(node, int(command.peer.key)):
             self.step(f"e{node}", el.Answered(command.peer, self.cores[other].where()))
 
-    def do_Stand(self, node: int, command: el.Stand) -> None:
+    def do_Stand(self, node, command):
         self.leave(node)
         election, self.valid[node] = self.cores[f"e{node}"], 0.0
         self.count += 1
@@ -141,10 +137,10 @@ class World(Streams):
         self.begin(f"c{node}", Coordinator(settings, self.now))
         self.connect(node, node)
 
-    def do_Raise(self, node: int, command: el.Raise) -> None:
+    def do_Raise(self, node, command):
         self.step(f"c{node}", ev.Raised(command.term))
 
-    def do_Retire(self, node: int, command: Any) -> None:
+    def do_Retire(self, node, command):
         if self.cores.pop(f"c{node}", None) is not None:
             reign = self.reigns.pop(node)
             del self.valid[node]
@@ -159,7 +155,7 @@ class World(Streams):
 
     # --- a coordinator --------------------------------------------------------------------------------------------
 
-    def do_Won(self, node: int, command: ev.Won) -> None:
+    def do_Won(self, node, command):
         self.renew()
         self.step(f"e{node}", el.Elected())
         if self.valid[node] <= self.now:
@@ -171,17 +167,17 @@ class World(Streams):
             raise Broken(f"node {node} acts in term {core.job.term}, others have followed {others}")
         self.won = core.job.term
 
-    def do_Lapsed(self, node: int, command: ev.Lapsed) -> None:
+    def do_Lapsed(self, node, command):
         self.step(f"e{node}", el.Resigned())
 
-    def do_SendTo(self, node: int, command: ev.SendTo) -> None:
+    def do_SendTo(self, node, command):
         number = self.joined.get((self.reigns[node], int(command.node_id.split(".")[0])))
         if isinstance(command.message, t.Finish) and self.tell_until is None:
             self.decided(node)
         if number is not None and self.links[number].accepted:
             self.flight.append((("down", number), command.message))
 
-    def decided(self, node: int) -> None:
+    def decided(self, node):
         """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long.
 
         A coordinator whose majority has left it unnoticed tells its end to those that are with it; the others go on.
@@ -193,31 +189,31 @@ class World(Streams):
             self.tell_until = quorum.missed_at + GRACE_S - FINDS_S
             self.untold |= self.tell_until <= self.now
 
-    def tell(self, link: Link, event: Any) -> None:
+    def tell(self, link, event):
         super().tell(link, event)
         if self.tell_until is not None and isinstance(event, ev.Lost):
             self.tell_until = min(self.tell_until, self.now + GRACE_S - FINDS_S)
 
-    def do_Drop(self, node: int, command: ev.Drop) -> None:
+    def do_Drop(self, node, command):
         number = self.joined.pop((self.reigns[node], int(command.node_id.split(".")[0])), None)
         if number is not None:
             self.close(number, up=False)
 
-    def do_Probe(self, node: int, command: ev.Probe) -> None:
+    def do_Probe(self, node, command):
         self.probes.add((node, command.peer))
 
-    def proves(self, node: int, peer: t.Peer) -> bool:
+    def proves(self, node, peer):
         other = int(peer.key)
         dead = f"e{other}" not in self.cores or peer.port not in (0, 100 * self.lives[other] + other)
         return dead and self.reach(node, other) and not self.cut & {other}
 
-    def on_dead(self, node: int, peer: t.Peer) -> None:
+    def on_dead(self, node, peer):
         self.probes.remove((node, peer))
         self.step(f"c{node}", ev.ProvenDead(peer))
 
     # --- an agent -------------------------------------------------------------------------------------------------
 
-    def do_Send(self, node: int, command: ag.Send) -> None:
+    def do_Send(self, node, command):
         message, number = command.message, self.stream.get(node)
         if number is None:
             return
@@ -226,7 +222,7 @@ class World(Streams):
             message = election.signed(message, self.now)
         self.flight.append((("up", number), message))
 
-    def do_StartWorkers(self, node: int, command: ag.StartWorkers) -> None:
+    def do_StartWorkers(self, node, command):
         rank, cycle = command.plan.rank_offset, command.plan.cycle
         if self.ends and not self.untold:
             raise Broken(f"cycle {cycle} begins after agents have ended with {self.ends}")
@@ -239,19 +235,19 @@ class World(Streams):
             fault = t.RankFault(t.FaultKind.SPAWN, f"h{node}", node, rank, 0)
             self.post(f"a{node}", ag.WorkerExited(0, fault))
 
-    def do_SignalWorkers(self, node: int, command: ag.SignalWorkers) -> None:
+    def do_SignalWorkers(self, node, command):
         self.exit(node, -command.signum)
 
-    def exit(self, node: int, code: int) -> None:
+    def exit(self, node, code):
         if node in self.ranks:
             rank, _ = self.ranks.pop(node)
             fault = t.RankFault(t.FaultKind.EXIT, f"h{node}", node, rank, 0, 1, code) if code else None
             self.post(f"a{node}", ag.WorkerExited(0, fault))
 
-    def do_Prepare(self, node: int, command: ag.Prepare) -> None:
+    def do_Prepare(self, node, command):
         self.post(f"a{node}", ag.Prepared())
 
-    def do_Exit(self, node: int, command: ag.Exit) -> None:
+    def do_Exit(self, node, command):
         """The agent has ended. Its program waits for the coordinator that is here, and goes on listening.
 
         An agent that no majority or no coordinator has told anything may end with another code than those that know.
@@ -269,7 +265,7 @@ class World(Streams):
         elif refused:
             self.step(f"c{node}", ev.ProvenDead(peer))
 
-    def part(self, node: int) -> None:
+    def part(self, node):
         """The agent is gone, and its rank is."""
         self.ranks.pop(node, None)
         self.seeks.pop(node, None)
@@ -278,7 +274,7 @@ class World(Streams):
         if (number := self.stream.pop(node, None)) is not None:
             self.close(number, up=True)
 
-    def on_kill(self, node: int) -> None:
+    def on_kill(self, node):
         """The program is gone."""
         self.part(node)
         self.do_Retire(node, None)
@@ -287,7 +283,7 @@ class World(Streams):
 
     # --- leases, timers and faults --------------------------------------------------------------------------------
 
-    def timers(self) -> Iterator[tuple[float, Move]]:
+    def timers(self):
         for name, core in self.cores.items():
             yield self.steps.deadline(core), ("tick", name)
         for node, (peer, _, at) in self.seeks.items():
@@ -303,44 +299,44 @@ class World(Streams):
             core = self.cores[f"c{node}"]
             yield until if core.roster.quorum.elected and core.ending.end is None else None, ("lapse", node)
 
-    def on_tick(self, name: str) -> None:
+    def on_tick(self, name):
         self.step(name, Tick())
 
-    def on_late(self, node: int) -> None:
+    def on_late(self, node):
         del self.seeks[node]
         self.step(f"e{node}", el.StreamEnded(el.StreamEnd.UNREACHED))
 
-    def on_quiet(self, number: int) -> None:
+    def on_quiet(self, number):
         self.leave(self.links[number].agent, el.StreamEnd.SILENT)
 
-    def on_silent(self, number: int) -> None:
+    def on_silent(self, number):
         self.lose(number, True)
 
-    def on_expire(self, node: int) -> None:
+    def on_expire(self, node):
         self.exit(node, -9)
         self.step(f"a{node}", ag.LeaseOver())
 
-    def on_lapse(self, node: int) -> None:
+    def on_lapse(self, node):
         self.step(f"e{node}", el.Resigned())
 
-    def on_pass(self) -> None:
+    def on_pass(self):
         self.now = min(at for at, _ in self.timers() if at is not None)
         if self.cut and self.tell_until is not None and self.now >= self.tell_until:
             self.untold = True
 
-    def on_done(self) -> None:
+    def on_done(self):
         for node in [*self.ranks]:
             self.exit(node, 0)
 
-    def on_fails(self, node: int) -> None:
+    def on_fails(self, node):
         self.exit(node, 1)
 
-    def on_reset(self, number: int) -> None:
+    def on_reset(self, number):
         """Both ends break, the coordinator's perhaps later; what was under way is lost."""
         self.flight = [item for item in self.flight if item[0] not in (("up", number), ("down", number))]
         self.leave(self.links[number].agent, el.StreamEnd.CLOSED)
 
-    def on_cut(self, node: int) -> None:
+    def on_cut(self, node):
         self.cut ^= {node}
         for number in [*self.links]:
             self.put(number)
@@ -349,9 +345,9 @@ class World(Streams):
 
     # --- what may happen ------------------------------------------------------------------------------------------
 
-    def enabled(self) -> list[Move]:
+    def enabled(self):
         """What happens before time goes by."""
-        found, channels = list[Move](), set[Any]()
+        found, channels = [], set()
         for at, (channel, _) in enumerate(self.flight):
             kind, place = channel
             link = self.links.get(place)
@@ -364,27 +360,27 @@ class World(Streams):
         found += [move for at, move in self.timers() if at is not None and at <= self.now]
         return found + self.begin_one() if found else found
 
-    def begin_one(self) -> list[Move]:
+    def begin_one(self):
         return [("begins", node) for node in range(self.nodes) if not self.lives[node]][:1]
 
-    def idle(self) -> list[Move]:
+    def idle(self):
         """What may happen where nothing is under way."""
         plans = {told(core.plan)[1][:2] for core in self.cores.values() if core.state is AgentState.RUNNING}
         done = [("done",)] if len(self.ranks) == self.active and len(plans) == 1 else []
         return [*self.begin_one(), *done, ("pass",), *[("heal", node) for node in sorted(self.cut)]]
 
-    def moves(self) -> list[Move]:
+    def moves(self):
         """What may happen next without a fault."""
         return self.enabled() or self.idle()
 
-    def settle(self, until_s: float = 0.0) -> None:
+    def settle(self, until_s=0.0):
         """Play what comes first until this time, and until nothing more is under way."""
         while self.enabled() or self.now < 1000.0 + until_s:
             self.play((*self.enabled(), ("pass",))[0])
 
-    def faults(self) -> list[Move]:
+    def faults(self):
         agents = [int(name[1:]) for name in self.cores if name[0] == "e"]
-        found: list[Move] = [("kill", node) for node in agents]
+        found = [("kill", node) for node in agents]
         found += [("cut", node) for node in agents if node not in self.cut]
         found += [("fails", node) for node in self.ranks]
         whole = [(n, link) for n, link in self.links.items() if link.open and link.accepted]
@@ -392,7 +388,7 @@ class World(Streams):
         gone = [node for node in range(self.nodes) if node not in agents and node not in self.cut]
         return found + [("back", node) for node in gone if not self.late and self.tell_until is None]
 
-    def play(self, move: Move) -> None:
+    def play(self, move):
         """Let one thing happen."""
         kind, *args = move
         self.renew()
@@ -403,5 +399,5 @@ class World(Streams):
         self.renew()
 
     @property
-    def over(self) -> bool:
+    def over(self):
         return self.anew or not any(name[0] == "a" for name in self.cores)

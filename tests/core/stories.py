@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,14 @@ ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict
 _AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
 
 
-def stories(path: Path) -> Iterator[tuple[str, list[str]]]:
+def stories(path):
     """Title and lines of each scenario in a file."""
     for block in path.read_text().split("\n# ")[1:]:
         title, *lines = block.splitlines()
         yield title, [line for line in lines if line.strip()]
 
 
-def scenarios(folder: Path) -> list[tuple[str, list[str]]]:
+def scenarios(folder):
     """The scenarios of all files in `folder`: "FILE: TITLE" and lines."""
     return [(f"{path.stem}: {title}", lines) for path in sorted(folder.glob("*.txt")) for title, lines in stories(path)]
 
@@ -59,14 +58,14 @@ class Story:
 
     starts: tuple[str, ...] = ("nodes", "running", "electing")  # words of the lines that make a fresh core
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
-        self.said: list[str] = []
+        self.said = []
         self.domains = ""  # of node 0, 1, ...
         self.checks_by_hand = False
         self.core: Any
 
-    def play(self, lines: list[str]) -> None:
+    def play(self, lines):
         """Play all lines; raises AssertionError with what is different."""
         for line in lines:
             told, _, expected = (part.strip() for part in line.partition("->"))
@@ -84,7 +83,7 @@ class Story:
                 did = " ".join([self.core.state.name, *(what for one in done for what in one)])
                 assert did == (expected or before.name), f"{told}: {did}"
 
-    def begin(self, word: str, rest: str) -> None:
+    def begin(self, word, rest):
         """A fresh coordinator; with "running" all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
         running = word == "running"
         least, _, most, *more = rest.split()
@@ -99,7 +98,7 @@ class Story:
             if name == "checks":  # by-hand: the story tells of preflights of spares; else they pass at once
                 self.checks_by_hand = True
                 continue
-            kind: Any = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
+            kind = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
             typed = kind(value)
             if name in limits:
                 settings = replace(settings, limits=replace(settings.limits, **{name: typed}))
@@ -115,7 +114,7 @@ class Story:
             self.tell("joins", str(rank))
         assert self.core.state.name == {"running": "RUNNING", "electing": "ELECTING"}.get(word, "JOINING")
 
-    def tell(self, word: str, rest: str) -> list[str]:
+    def tell(self, word, rest):
         """Let one thing happen; returns what was done."""
         if (word, rest) == ("waits", "never"):
             assert self.core.deadline() is None
@@ -140,7 +139,7 @@ class Story:
         self.said += [command.text for command in commands if isinstance(command, Say)]
         return list(self.effects(commands))
 
-    def _with_checks(self, commands: list[Any]) -> list[Any]:
+    def _with_checks(self, commands):
         """Spares that are told to check their nodes are ready at once; the story does not see it."""
         checks = [one for one in commands if isinstance(one, ev.SendTo) and isinstance(one.message, t.CheckNode)]
         seen = [one for one in commands if one not in checks]
@@ -150,7 +149,7 @@ class Story:
             seen += self._with_checks(self.core.step(ev.FromAgent(check.node_id, ready), self.now))
         return seen
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word, rest):
         """The event that a line means."""
         if word in ("waits", "tick"):
             return Tick()
@@ -158,7 +157,7 @@ class Story:
             return self._slow([int(one) for one in rest[0].split("+") if one != "-"], int(rest[1]), *rest[2:])
         return self._answered(word, rest) or self._of_node(word, rest)
 
-    def _answered(self, word: str, rest: list[str]) -> Any:
+    def _answered(self, word, rest):
         """What the shell has read, or been told; None: the line means something else."""
         if word == "time":
             return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
@@ -178,7 +177,7 @@ class Story:
             return ev.Raised(int(rest[0]))
         return None
 
-    def _of_node(self, word: str, rest: list[str]) -> Any:
+    def _of_node(self, word, rest):
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
         if word == "dead":
             return ev.ProvenDead(self.core.roster.quorum.probed.get(str(rank), peer(rank)))
@@ -212,18 +211,18 @@ class Story:
         message = messages[word]()
         return ev.FromAgent(node_id, message)
 
-    def _slow(self, ranks: list[int], cycle: int, where: str = "rank", windows: str = "1") -> ev.SlowSeen:
+    def _slow(self, ranks, cycle, where="rank", windows="1"):
         places = {rank: self.core.job.assignment.node_of(rank).partition(".")[0] for rank in ranks}
         hosts = tuple(dict.fromkeys(places.values()))
         found = Slowness(Where(where), tuple(ranks), hosts, 0.2, 0.15) if ranks or where == "all" else None
         return ev.SlowSeen(cycle, found, int(windows))
 
-    def effects(self, commands: list[Any]) -> Iterator[str]:
+    def effects(self, commands):
         """What was done, one word each; what is said and the closing of streams are left out."""
         return effects(commands)
 
 
-def peer(rank: int) -> t.Peer:
+def peer(rank):
     """Where the agent on a node listens."""
     return t.Peer(str(rank), f"h{rank}", f"10.0.0.{rank}", 7000)
 
@@ -236,7 +235,6 @@ def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     fault = a_fault(rank, kind, int(told.get("code", 1)), int(told.get("local", 0)))
     if name := told.get("rule"):
         s = named(name) or named("not-finite")
-        assert s is not None
         sure = t.Confidence(told.get("sure", s.confidence))
         finding = t.Finding(name, s.role, s.blame, sure, s.remedy, name, node=told.get("node", ""))
         fault = replace(fault, finding=finding)
@@ -245,7 +243,7 @@ def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     return () if "empty" in rest else (fault,)
 
 
-def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
+def _evidence(rank, doing):
     """Of the two ranks of a node: "waits" or "loads" for each; none: it has none."""
     frames = {"waits": "/x/site-packages/torch/distributed/c10d.py:1 in barrier", "loads": "/w/train.py:9 in load"}
     return tuple(
@@ -254,7 +252,7 @@ def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
     )
 
 
-def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
+def _register(rank, life, rest, domain):
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
     node, port = a_node(rank, life, domain=domain), 1000 + rank
     if rest == "ended":
@@ -273,9 +271,9 @@ def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
     return t.Register(node, port, plan, t.Activity(doing), (a_fault(rank),) if fault else (), bool(early))
 
 
-def effects(commands: list[Any]) -> Iterator[str]:
+def effects(commands):
     """What was done, one word each; what is said and the closing of streams are left out."""
-    sent: dict[str, list[str]] = {}
+    sent = {}
     for command in commands:
         if isinstance(command, ev.SendTo):
             host, _, life = command.node_id.removeprefix("h").partition(".")
@@ -285,11 +283,11 @@ def effects(commands: list[Any]) -> Iterator[str]:
     yield from (_WORDS[type(command)](command) for command in commands if type(command) in _WORDS)
 
 
-def _caused(command: Any) -> str:
+def _caused(command):
     return f"({command.cause.kind.value})" if command.cause else ""
 
 
-_WORDS: dict[type, Callable[[Any], str]] = {
+_WORDS = {
     ev.AskTimeLeft: lambda command: "ask-time",
     ev.Probe: lambda command: f"probe:{command.peer.key}",
     ev.Won: lambda command: "won",
@@ -303,7 +301,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
 }
 
 
-def _message(message: Any) -> tuple[str, str]:
+def _message(message):
     """A message as a word for all receivers, and what is the receiver's own."""
     if isinstance(message, t.Plan):
         group_rank = str(message.group_rank) if message.active else "-"
@@ -351,7 +349,7 @@ ANYTHING = (
 )
 
 
-def come_to(state: str, settings: str = "") -> Story:
+def come_to(state, settings=""):
     """A coordinator in that state."""
     story = Story()
     for line in REACHED[state]:
@@ -364,7 +362,7 @@ def come_to(state: str, settings: str = "") -> Story:
     return story
 
 
-def out_of_time(state: str) -> None:
+def out_of_time(state):
     """The allocation ends in that state: by what Slurm says, and by the clock."""
     for left_s, then in (("1", ()), ("2.1", ("tick",))):
         story = come_to(state, " time_limited=1 stop_before_end_s=2")
@@ -373,7 +371,7 @@ def out_of_time(state: str) -> None:
         assert story.core.ending.end is not None
 
 
-def anything_in(state: str) -> None:
+def anything_in(state):
     """Each event, each on a fresh coordinator in that state."""
     for line in ANYTHING:
         word, _, rest = line.partition(" ")

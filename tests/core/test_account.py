@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.machine import Entered
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
+from nvrx_slurm.types import FaultKind, History, RankFault, SectionTime, Spent
 
 from .stories import SCENARIOS, Story, scenarios
 
@@ -41,7 +39,7 @@ ROLES = st.lists(st.tuples(TIMES, st.sampled_from(Role)), min_size=1, max_size=4
 
 @BUSY
 @given(MARKS, st.builds(NodeCycle, ROLES, st.none() | SPENT, MAYBE))
-def test_the_buckets_of_a_node_fill_its_time(cycle: Marks, node: NodeCycle) -> None:
+def test_the_buckets_of_a_node_fill_its_time(cycle, node):
     found = account(cycle, node)
     wall_s = max(0.0, cycle.end_s - cycle.plan_s)
     assert sum(found.values()) == pytest.approx(wall_s, abs=1e-6)
@@ -49,7 +47,7 @@ def test_the_buckets_of_a_node_fill_its_time(cycle: Marks, node: NodeCycle) -> N
     assert all(bucket in BUCKETS or bucket.startswith(SECTION) for bucket in found)
 
 
-def cycle(**marks: Any) -> Marks:
+def cycle(**marks):
     known = {"sign_s": 60.0, "fault_s": 65.0, "stopped_s": 66.0, "saved_s": 50.0, "lost": True}
     known |= {"tells_init": True, "tells_steps": True}
     return Marks(10.0, 70.0, **{**known, **marks})
@@ -58,7 +56,7 @@ def cycle(**marks: Any) -> Marks:
 ALL = Spent(1, 0, 1.0, 4.0, 5.0, 2.0, 3.0, 16.0, 4.0, (SectionTime("save", 6.0), SectionTime("eval", 7.0)))
 ENDS = {"detect": 5.0, "stop": 1.0, "plan": 4.0}
 BEGINS = {"start": 1.0, "import": 4.0, "init": 5.0, "reload": 2.0, "suspended": 3.0, "checkpoint": 6.0}
-CASES: dict[str, tuple[Marks, NodeCycle, dict[str, float]]] = {
+CASES = {
     "each phase": (
         cycle(), NodeCycle(((10.0, Role.ACTIVE),), ALL, 66.0),
         BEGINS | ENDS | {"section:eval": 7.0, "recomputed": 6.0, "productive": 16.0},
@@ -93,12 +91,12 @@ CASES: dict[str, tuple[Marks, NodeCycle, dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_second_is_where_it_belongs(name: str) -> None:
+def test_each_second_is_where_it_belongs(name):
     marks, node, wanted = CASES[name]
     assert account(marks, node) == pytest.approx(wanted)
 
 
-def test_the_slowest_rank_of_a_node_counts() -> None:
+def test_the_slowest_rank_of_a_node_counts():
     fast = RankTimes(1.0, 30.0, 2.0, 3.0, 4.0, 29.0, 20.0, 20.0, beats=27)
     slow = RankTimes(1.5, 30.0, 4.0, 6.0, 9.0, 29.0, 21.0, 21.0, 0.5, 1.0, 22, sections=(SectionTime("save", 2.0, 1),))
     spent = node_spent([fast, slow], 0.5, 31.0, 1, 0)
@@ -111,7 +109,7 @@ def test_the_slowest_rank_of_a_node_counts() -> None:
     assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0
 
 
-def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step() -> None:
+def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step():
     counts = RankTimes(1.0, 30.0, 2.0, counts=True)
     never = node_spent([counts, counts], 0.5, 31.0, 1, 0)
     assert (never.idle, never.init_s) == (True, -1.0)
@@ -121,8 +119,8 @@ def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step() -> None:
     assert not node_spent([replace(counts, counts=False)], 0.5, 31.0, 1, 0).idle
 
 
-@pytest.mark.parametrize(("saved_at", "recomputed"), [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
-def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | None, recomputed: float) -> None:
+@pytest.mark.parametrize("saved_at, recomputed", [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
+def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at, recomputed):
     """The cycle begins at 10 and fails at 50; no section tells of saves."""
     book = Book(0.0, ["n0"])
     book.here("0", "n0", 0.0)
@@ -144,13 +142,13 @@ DOINGS = st.lists(
 )
 
 
-def seconds(nodes: tuple[NodeTime, ...]) -> float:
+def seconds(nodes):
     return sum(sum(node.seconds) + sum(section.took_s for section in node.sections) for node in nodes)
 
 
 @BUSY
 @given(DOINGS, st.sampled_from([2, 5, TOLD + 4]))
-def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any, count: int) -> None:
+def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings, count):
     now, hosts = 100.0, [f"n{rank}" for rank in range(count)]
     keys = [str(rank) for rank in range(count)]
     book = Book(now, hosts)
@@ -194,10 +192,10 @@ class CountedStory(Story):
     account: JobAccount
 
     @property
-    def is_over(self) -> bool:
+    def is_over(self):
         return self.core.state is Stage.CLOSED
 
-    def tell(self, word: str, rest: str) -> list[str]:
+    def tell(self, word, rest):
         if self.core.follower is None:
             self.account = JobAccount(self.core)
         done = super().tell(word, rest)
@@ -207,8 +205,8 @@ class CountedStory(Story):
         return done
 
 
-@pytest.mark.parametrize(("title", "lines"), scenarios(SCENARIOS))
-def test_every_story_of_a_coordinator_is_counted(title: str, lines: list[str]) -> None:
+@pytest.mark.parametrize("title, lines", scenarios(SCENARIOS))
+def test_every_story_of_a_coordinator_is_counted(title, lines):
     CountedStory().play(lines)
 
 
@@ -221,11 +219,11 @@ def test_each_row_of_the_account_is_an_event_of_the_coordinator() -> None:
 class TakenOver(CountedStory):
     """The agents have been told what was counted until cycle 1, 15 s after the job began."""
 
-    def __init__(self, counted: Counted) -> None:
+    def __init__(self, counted):
         super().__init__()
         self.counted = counted
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word, rest):
         event = super().event(word, rest)
         if word != "joins" or event.message.plan is None:
             return event
@@ -234,7 +232,7 @@ class TakenOver(CountedStory):
 
 
 @pytest.mark.parametrize("carries_on", [True, False])
-def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) -> None:
+def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on):
     first = CountedStory()
     first.play(["running 2 of 3 began_s=1000", "sleeps 10", "spent 0,1", "fails 0 -> STOPPING stop(0 1)"])
     first.play(["sleeps 5", "stops 0", "stops 1 -> RUNNING plan:1/1(0=0 1=1 2=-)"])
@@ -258,7 +256,7 @@ def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) ->
     )
 
 
-def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_counts_to_the_end() -> None:
+def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_counts_to_the_end():
     first = CountedStory()
     first.play(["running 2 of 3 began_s=1000", "sleeps 10", "fails 0 -> STOPPING stop(0 1)"])
     first.play(["sleeps 5", "stops 0", "stops 1 -> RUNNING plan:1/1(0=0 1=1 2=-)"])
@@ -275,7 +273,7 @@ def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_c
     assert times["wait_nodes"] >= 60.0 and times["productive"] > 2.0 and times["spare_idle"] == 0.0
 
 
-def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -> None:
+def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone():
     hosts = [f"n{rank}" for rank in range(TOLD + 4)]
     keys = [str(rank) for rank in range(len(hosts))]
     before, after = Book(0.0, hosts), Book(50.0, hosts)
@@ -292,7 +290,7 @@ def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -
     assert found[keys[2]] == {"wait_nodes": 10.0, "spare_idle": 50.0}
 
 
-def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() -> None:
+def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent():
     ledger = Ledger(0.0, 1e9)
     hang = RankFault(FaultKind.HANG, "n0", 0, 3, 3, silent_s=120.0)
     ledger.add((hang,), 0, 200.0)
@@ -300,7 +298,7 @@ def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() 
     ledger.failed(0, 200.0, True, 200.0)
     ledger.add((sick := RankFault(FaultKind.UNHEALTHY, "n0", 0, -1),), 0, 201.0)
     verdict = judge(ledger.faults, 1)
-    assert verdict is not None and verdict.cause == sick
+    assert verdict.cause == sick
     ledger.cause_known(verdict, False, True)
     ledger.cycle_began(History(), [], 202.0)
     assert [one.detect_s for one in ledger.restarts] == [120.0]

@@ -1,7 +1,5 @@
 """What a person is told about checkpoints, and how often to save."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.checkpoint.advice import worries
@@ -14,7 +12,7 @@ WELL = {"age_s": 900.0, "saved_s": [0.0, 600.0, 1200.0], "same_as": "", "sizes":
 
 
 @pytest.mark.parametrize(
-    ("change", "about"),
+    "change, about",
     [
         ({}, []),
         ({"age_s": 1300.0}, ["late"]),
@@ -25,12 +23,12 @@ WELL = {"age_s": 900.0, "saved_s": [0.0, 600.0, 1200.0], "same_as": "", "sizes":
         ({"save_s": 100.0}, ["time"]),
     ],
 )
-def test_a_person_is_told(change: dict[str, object], about: list[str]) -> None:
-    assert [*worries(**{**WELL, "warned_s": 120.0, **change})] == about  # type: ignore[arg-type]
-    assert not worries(**{**WELL, "save_s": 100.0, "warned_s": 0.0})  # type: ignore[arg-type]
+def test_a_person_is_told(change, about):
+    assert [*worries(**{**WELL, "warned_s": 120.0, **change})] == about
+    assert not worries(**{**WELL, "save_s": 100.0, "warned_s": 0.0})
 
 
-def test_the_time_between_faults_is_that_of_llama_3_until_there_are_faults() -> None:
+def test_the_time_between_faults_is_that_of_llama_3_until_there_are_faults():
     assert mtbf_s(2048, 0.0, 0) == pytest.approx(54 * 86400 / 419)  # 186 min
     assert mtbf_s(2048, 86400.0, 9) == pytest.approx((11135 + 86400) / 10, rel=1e-3)
     assert best_interval_s(60.0, mtbf_s(2048, 0.0, 0)) / 60 == pytest.approx(19.3, abs=0.1)  # as Meta's table says

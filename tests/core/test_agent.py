@@ -1,7 +1,5 @@
 """The agent's decisions: the scenarios of `scenarios/agent/*.txt` (see `agent_stories`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.agent import events as ag
@@ -19,11 +17,11 @@ STORIES = scenarios(SCENARIOS / "agent")
 
 
 @pytest.mark.parametrize("lines", [pytest.param(lines, id=title) for title, lines in STORIES])
-def test_scenario(lines: list[str]) -> None:
+def test_scenario(lines):
     AgentStory().play(lines)
 
 
-def test_a_rank_that_asks_in_a_loop_fills_no_log() -> None:
+def test_a_rank_that_asks_in_a_loop_fills_no_log():
     story = AgentStory()
     story.begin("agent", "running")
     passed = [len(story.tell("asks", "continue")) for _ in range(101)]
@@ -31,7 +29,7 @@ def test_a_rank_that_asks_in_a_loop_fills_no_log() -> None:
     assert story.tell("asks", "exclude") == ["asked:1/0(exclude:0)"]
 
 
-def test_no_row_starts_workers_before_the_preflight_has_passed() -> None:
+def test_no_row_starts_workers_before_the_preflight_has_passed():
     """RUNNING is entered from IDLE by a plan, and from PREPARING only by the end of the preflight."""
     entries = {
         key for key, row in Agent.table.items() if AgentState.RUNNING in row.to and key[0] is not AgentState.RUNNING
@@ -39,7 +37,7 @@ def test_no_row_starts_workers_before_the_preflight_has_passed() -> None:
     assert entries == {(AgentState.IDLE, Plan), (AgentState.PREPARING, ag.Prepared)}
 
 
-def test_what_the_ranks_have_spent_is_told_to_the_next_coordinator_too() -> None:
+def test_what_the_ranks_have_spent_is_told_to_the_next_coordinator_too():
     story = AgentStory()
     story.begin("agent", "running")
     core, spent = story.core, Spent(1, 0, 0.1)

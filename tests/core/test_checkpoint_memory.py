@@ -1,7 +1,5 @@
 """Which generation a save replaces, what is held, whether there is room."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +8,11 @@ from nvrx_slurm.core.checkpoint import memory
 from nvrx_slurm.core.checkpoint.memory import MemoryEvent, MemoryState, RankMemory, Room
 from nvrx_slurm.errors import UnknownTransition
 
+pytestmark = pytest.mark.fast
 WORLD = 2
 
 
-def saved(*iterations: int) -> RankMemory:
+def saved(*iterations):
     rank = RankMemory()
     for serial, iteration in enumerate(iterations):
         rank.begin(iteration, WORLD, serial)
@@ -21,26 +20,11 @@ def saved(*iterations: int) -> RankMemory:
     return rank
 
 
-def held(rank: RankMemory) -> list[int]:
+def held(rank):
     return [one.iteration for one in rank.held(WORLD)]
 
 
-def test_the_last_two_are_held() -> None:
-    assert held(saved(1)) == [1]
-    assert held(saved(1, 2, 3)) == [3, 2]
-
-
-def test_a_torn_save_costs_itself_only() -> None:
-    rank = saved(1, 2)
-    torn = rank.begin(3, WORLD, 3)
-    torn.memory = "pages"
-    assert held(rank) == [2]
-    rank.abandon(), rank.abandon()
-    assert held(rank) == [2] and torn.memory is None
-    assert not rank.complete(3)
-
-
-def test_a_save_that_begins_again_takes_the_same_place() -> None:
+def test_a_save_that_begins_again_takes_the_same_place():
     rank = saved(1)
     first = rank.begin(2, WORLD, 1)
     assert rank.begin(2, WORLD, 2) is first
@@ -48,31 +32,14 @@ def test_a_save_that_begins_again_takes_the_same_place() -> None:
     assert held(rank) == [2, 1]
 
 
-def test_what_a_training_that_was_given_up_has_saved_is_outdated() -> None:
+def test_what_a_training_that_was_given_up_has_saved_is_outdated():
     assert held(saved(10, 20, 8)) == [8]
     assert held(saved(10, 20, 20)) == [20]
     assert held(saved(10, 20, 15)) == [15]  # 10 was replaced
 
 
-def test_damage_is_found_once_and_empties() -> None:
-    rank = saved(1, 2)
-    assert rank.checked(1, 77) and rank.checked(1, 77)
-    assert not rank.checked(1, 78)
-    assert held(rank) == [1]
-    assert not rank.checked(1, 77)  # it is not held any more
-    assert not rank.checked(0, -2)  # it cannot be read
-    assert held(rank) == []
-
-
-def test_states_of_another_number_of_ranks_are_told_apart() -> None:
-    rank = saved(1)
-    rank.begin(2, 4, 9)
-    rank.complete(9)
-    assert held(rank) == [1] and rank.other_worlds(WORLD) == [4]
-
-
 @given(st.lists(st.sampled_from(["begin", "complete", "abandon", "check"]), max_size=40))
-def test_the_newest_whole_state_is_never_lost(steps: list[str]) -> None:
+def test_the_newest_whole_state_is_never_lost(steps):
     rank, serial, newest = RankMemory(), 0, -1
     for step in steps:
         if step == "begin":
@@ -88,7 +55,7 @@ def test_the_newest_whole_state_is_never_lost(steps: list[str]) -> None:
         assert len({one.serial for one in rank.generations if one.holds}) == len(held(rank))
 
 
-def test_each_row_of_the_table_and_no_other() -> None:
+def test_each_row_of_the_table_and_no_other():
     for state in MemoryState:
         for event in MemoryEvent:
             one = memory.Generation(state)
@@ -101,7 +68,7 @@ def test_each_row_of_the_table_and_no_other() -> None:
     assert len(memory.TABLE) == 12
 
 
-def test_common_iterations() -> None:
+def test_common_iterations():
     assert memory.newest_common([[3, 2], [2, 1]]) == [2]
     assert memory.newest_common([[3, 2], [3, 2]]) == [3, 2]
     assert memory.newest_common([[3, 2], []]) == []
@@ -111,7 +78,7 @@ GB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("room", "own", "others", "said"),
+    "room, own, others, said",
     [
         (Room(100 * GB, "the machine"), 0, 7, ""),
         (Room(79 * GB, "the machine"), 0, 7, "80G"),
@@ -122,6 +89,6 @@ GB = 1 << 30
         (Room(5 * GB, "cgroup a"), 0, 0, "cgroup a"),
     ],
 )
-def test_room(room: Room, own: int, others: int, said: str) -> None:
+def test_room(room, own, others, said):
     told = memory.lacks(room, 5 * GB, own, others)
     assert said in told and bool(said) == bool(told)

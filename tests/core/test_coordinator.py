@@ -1,7 +1,5 @@
 """The coordinator's decisions: the scenarios of `scenarios/*.txt` (see `stories`), its snapshot and its report."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path
@@ -12,7 +10,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import report
 from nvrx_slurm.core.coordinator.status import snapshot
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
+from nvrx_slurm.types import FaultKind, History, Plan, RestartRecord
 
 from .samples import a_fault
 from .stories import SCENARIOS, Story, scenarios, stories
@@ -26,24 +24,24 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-follows-a-caus
 
 
 @pytest.mark.parametrize("lines", [pytest.param(lines, id=title) for title, lines in STORIES])
-def test_scenario(lines: list[str]) -> None:
+def test_scenario(lines):
     Story().play(lines)
 
 
-def test_each_row_about_causes_has_a_scenario() -> None:
+def test_each_row_about_causes_has_a_scenario():
     rows = re.findall(r"^\| ([^|]+) \| .+ \|$", PAGE.read_text().partition("\n## ")[0], re.MULTILINE)
     titles = " ".join(title for title, _ in stories(SCENARIOS / "follows_cause.txt"))
     assert len(rows) > 12 and not [row for row in rows[1:] if row not in titles]
 
 
 @pytest.mark.parametrize("seeds", [range(1000, 1100), pytest.param(range(100, 1000), marks=pytest.mark.matrix)])
-def test_any_messages_from_any_node_in_any_order_break_nothing(seeds: range) -> None:
+def test_any_messages_from_any_node_in_any_order_break_nothing(seeds):
     """A row that is missing, or leads elsewhere, and any defect of a handler would end the job (D14)."""
     ends = {walk(seed).state.name for seed in seeds}
     assert "CLOSED" in ends and "RUNNING" in ends
 
 
-def test_a_plan_says_where_each_node_is() -> None:
+def test_a_plan_says_where_each_node_is():
     story = Story()
     story.begin("nodes", "2 of 2")
     story.tell("joins", "1")
@@ -55,7 +53,7 @@ def test_a_plan_says_where_each_node_is() -> None:
     assert (plans["h0.0"].group_rank, plans["h0.0"].rank_offset) == (0, 0)
 
 
-def test_a_snapshot_tells_which_nodes_can_fork_ranks() -> None:
+def test_a_snapshot_tells_which_nodes_can_fork_ranks():
     story = Story()
     story.play(["running 2 of 4", "warm 0", "warm 1", "cold 3"])
     found = snapshot(story.core)()
@@ -65,7 +63,7 @@ def test_a_snapshot_tells_which_nodes_can_fork_ranks() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.matrix)])
-def test_rejected_results_end_after_a_bounded_number_of_cycles(seeds: range) -> None:
+def test_rejected_results_end_after_a_bounded_number_of_cycles(seeds):
     """Whatever Megatron-LM's ranks say: 1,000 jobs with exit codes 16 and 17 and their texts, in any order."""
     said = ["code=16", "code=16 rule=megatron-rerun", "code=17", "code=17 rule=rejected-persistent"]
     said += ["code=17 rule=rejected-transient"]
@@ -83,7 +81,7 @@ def test_rejected_results_end_after_a_bounded_number_of_cycles(seeds: range) -> 
         assert story.core.state.name == "FINISHED" and cycles <= 4 * (budget + 1), seed
 
 
-def the_report(*lines: str) -> JobReport:
+def the_report(*lines):
     """Of a job that is closed by the last line."""
     story = Story()
     for line in lines[:-1]:
@@ -91,11 +89,11 @@ def the_report(*lines: str) -> JobReport:
     word, _, rest = lines[-1].partition(" ")
     commands = story.core.step(story.event(word, rest.split()), story.now)
     (done,) = [command for command in commands if isinstance(command, ev.JobOver)]
-    found: JobReport = done.report
+    found = done.report
     return found
 
 
-def test_the_report_tells_the_whole_history() -> None:
+def test_the_report_tells_the_whole_history():
     found = the_report(
         "running 2 of 4",
         "sleeps 10",
@@ -130,14 +128,14 @@ def test_the_report_tells_the_whole_history() -> None:
     assert twice.build(History(), 2, 3.0).spares_used == ("h4", "h4")
 
 
-def test_the_report_lists_all_ranks_of_the_last_cycle_that_failed() -> None:
+def test_the_report_lists_all_ranks_of_the_last_cycle_that_failed():
     found = the_report("running 2 of 2 max_restarts=1", "fails 0 -> STOPPING stop(0 1)", "fails 1", "loses 1",
                        "stops 0 -> JOINING", "waits 300 -> FINISHED end:94(0)", "loses 0")  # fmt: skip
     assert [(f.rank, f.cycle) for f in found.last_faults] == [(0, 0), (2, 0), (-1, 0)]
     assert (found.restarts[0].down_s, found.lost_nodes) == (300.0, ("h1",))
 
 
-def test_the_report_is_bounded() -> None:
+def test_the_report_is_bounded():
     builder = report.Ledger(0.0)
     for cycle in range(2):
         for rank in range(report.LISTED + 1):

@@ -1,7 +1,5 @@
 """Event logs: encoding, strict decoding, and running them again."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -26,7 +24,7 @@ from .samples import a_fault, a_node, a_plan, agent_settings, coordinator_settin
 pytestmark = pytest.mark.fast
 
 
-def agent_log() -> list[str]:
+def agent_log():
     """An agent that is connected, starts, and sees a worker fail."""
     core = Agent(a_node(1), agent_settings(), 10.0)
     lines = [header_line(core)]
@@ -43,12 +41,12 @@ def agent_log() -> list[str]:
 @pytest.mark.parametrize("cls", event_log.logged(), ids=lambda cls: cls.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
-def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
+def test_every_record_survives_the_log(cls, data):
     drawn = data.draw(values(cls))
     assert decode(json.loads(to_json(drawn))) == drawn
 
 
-def test_a_line_is_a_line_and_says_what_happened() -> None:
+def test_a_line_is_a_line_and_says_what_happened():
     line = agent_log()[4]
     assert "\n" not in line
     step = json.loads(line)
@@ -79,7 +77,7 @@ FAULT = plain(a_fault(1))
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    "value, what",
     [
         ({"type": 7}, "$.type"),
         ({"a": 1}, "type"),
@@ -92,13 +90,13 @@ FAULT = plain(a_fault(1))
         ({"type": "RankFault", **FAULT, "kind": []}, "$.kind"),
     ],
 )
-def test_what_no_core_writes_is_refused(value: object, what: str) -> None:
+def test_what_no_core_writes_is_refused(value, what):
     with pytest.raises(ProtocolError, match=re.escape(what)):
         decode(value)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "sentence"),
+    "before, after, sentence",
     [
         ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9,"idle_s":0.8}, but now it is'),
         ('"state":"STOPPING"', '"state":"IDLE"', "the log says state 'IDLE', the core is in STOPPING"),
@@ -110,7 +108,7 @@ def test_what_no_core_writes_is_refused(value: object, what: str) -> None:
         ('"now":12.0', '"now":"noon"', "could not convert string to float: 'noon'"),
     ],
 )
-def test_an_altered_line_is_found_and_named(before: str, after: str, sentence: str) -> None:
+def test_an_altered_line_is_found_and_named(before, after, sentence):
     lines = agent_log()
     assert before in lines[4]
     lines[4] = lines[4].replace(before, after)
@@ -120,20 +118,20 @@ def test_an_altered_line_is_found_and_named(before: str, after: str, sentence: s
     assert str(difference).startswith(f"line 5: {sentence}")
 
 
-def test_an_event_that_the_core_has_no_row_for_is_named_too() -> None:
+def test_an_event_that_the_core_has_no_row_for_is_named_too():
     lines = agent_log()
     del lines[3]
     [difference] = replay(lines)
     assert str(difference) == "line 4: Agent: no row for WorkerExited in IDLE"
 
 
-def test_a_torn_last_line_is_reported_as_that() -> None:
+def test_a_torn_last_line_is_reported_as_that():
     lines = agent_log()
     lines[4] = lines[4][:70]
     assert replay(lines) == [Difference(5, "is torn: the program ended while writing it", torn=True)]
 
 
-def test_a_torn_line_in_the_middle_is_no_accident() -> None:
+def test_a_torn_line_in_the_middle_is_no_accident():
     lines = agent_log()
     lines[3] = lines[3][:70]
     [difference] = replay(lines)
@@ -141,14 +139,14 @@ def test_a_torn_line_in_the_middle_is_no_accident() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_the_next_life_of_a_node_writes_after_the_torn_line_of_its_last(end: str) -> None:
+def test_the_next_life_of_a_node_writes_after_the_torn_line_of_its_last(end):
     lines = agent_log()
     text = "\n".join(lines[:4]) + "\n" + lines[4][:70] + end + "\n".join(lines)
     assert replay(text.splitlines()) == []
 
 
 @pytest.mark.parametrize(
-    ("lines", "sentence"),
+    "lines, sentence",
     [
         ([], "line 1: the log is empty"),
         (['{"now":1}'], "line 1: the log does not start with a header"),
@@ -158,18 +156,18 @@ def test_the_next_life_of_a_node_writes_after_the_torn_line_of_its_last(end: str
         (['{"nvrx":"1"}'], "line 1: 'now'"),
     ],
 )
-def test_what_is_no_log(lines: list[str], sentence: str) -> None:
+def test_what_is_no_log(lines, sentence):
     [difference] = replay(lines)
     assert str(difference).startswith(sentence)
 
 
-def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_a_longest_length(monkeypatch):
     monkeypatch.setattr(event_log, "MAX_LINE_CHARS", 300)
     with pytest.raises(ProtocolError, match="a log line of [0-9]+ characters is too long"):
         agent_log()
 
 
-def test_a_big_plan_is_logged_once_and_of_other_commands_the_first_and_their_number() -> None:
+def test_a_big_plan_is_logged_once_and_of_other_commands_the_first_and_their_number():
     core = Coordinator(coordinator_settings(min_nodes=200, max_nodes=200), 0.0)
     lines = [header_line(core)]
     joins = [ev.Joined(Register(a_node(rank), 1000)) for rank in range(200)]

@@ -3,11 +3,6 @@
 `python -m tests.core.explore` goes further.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection
-from typing import Any
-
 import pytest
 
 from nvrx_slurm.core.coordinator.electing import Electing
@@ -18,10 +13,9 @@ from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.election.events import Place
 from nvrx_slurm.core.election.quorum import Quorum
 from nvrx_slurm.core.machine import Machine
-from nvrx_slurm.types import Elsewhere
 
-from .explore import Search, explore, running
-from .explore_streams import Broken, Move
+from .explore import explore, running
+from .explore_streams import Broken
 from .explore_world import World, coarse_times
 
 pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
@@ -44,7 +38,7 @@ UNLIKELY = {
 }  # fmt: skip
 
 
-def world(nodes: int, active: int, *moves: Move, faults: int = 0) -> World:
+def world(nodes, active, *moves, faults=0):
     """A job that runs, after some moves. So many faults may follow."""
     first = running(nodes, active, faults)
     for move in moves:
@@ -52,20 +46,20 @@ def world(nodes: int, active: int, *moves: Move, faults: int = 0) -> World:
     return first
 
 
-def late() -> World:
+def late():
     """A job whose agents begin one after the other."""
     first = World(2, 1, late=True)
     first.left = 1
     return first
 
 
-def resets() -> World:
+def resets():
     """Both streams to the coordinator have broken, which it does not know yet."""
     streams = [number for number, link in running(3, 1, 0).links.items() if link.agent != link.to]
     return world(3, 1, *[("reset", number) for number in streams], faults=1)
 
 
-def votes() -> World:
+def votes():
     """Node 2 leads in term 3 with node 0. Node 1 was cut off all the time, and stands in term 2."""
     first = world(3, 1, ("cut", 0), ("cut", 1), faults=1)
     first.settle(9.0)
@@ -74,16 +68,13 @@ def votes() -> World:
     return first
 
 
-Found = tuple[list[Search], set[tuple[str, str]]]
-
-
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found():
     """The searches, and the rows that they took, as class and "STATE/Event"."""
-    taken = set[tuple[str, str]]()
+    taken = set()
     transit = Machine._transit
 
-    def recorded(self: Machine, event: Any, now: float) -> list[object]:
+    def recorded(self, event, now):
         kind = type(event.message if isinstance(event, self.envelope) else event)
         home = self.homes.get((self.state, kind))
         taken.add((home.__name__ if home else "", f"{self.state.name}/{kind.__name__}"))
@@ -102,7 +93,7 @@ def found() -> Found:
 
 
 @pytest.mark.process
-def test_no_order_breaks_a_rule(found: Found) -> None:
+def test_no_order_breaks_a_rule(found):
     searches, _ = found
     assert [len(search.queue) > 0 for search in searches] == [False] * 3 + [True] * 2
     assert sum(len(search.before) for search in searches) > 70_000
@@ -110,7 +101,7 @@ def test_no_order_breaks_a_rule(found: Found) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("home", [Election, Electing, Takeover])
-def test_each_row_is_taken(found: Found, home: type) -> None:
+def test_each_row_is_taken(found, home):
     _, taken = found
     absent = {event for events in NOT_THERE.values() for event in events.split()}
     known = {row for listed in UNLIKELY.values() for row in listed.split()}
@@ -128,7 +119,7 @@ def test_each_row_is_taken(found: Found, home: type) -> None:
         lambda: world(4, 2, ("kill", 0)),
     ],
 )
-def test_no_order_of_a_larger_world_breaks_a_rule(first: Callable[[], World]) -> None:
+def test_no_order_of_a_larger_world_breaks_a_rule(first):
     with coarse_times():
         assert not explore(first()).queue
 
@@ -136,41 +127,41 @@ def test_no_order_of_a_larger_world_breaks_a_rule(first: Callable[[], World]) ->
 # --- deliberate defects -----------------------------------------------------------------------------------------------
 
 
-def takes_any_vote(self: Election, event: el.Visited, now: float) -> None:
+def takes_any_vote(self, event, now):
     takes = self.state in (Place.LEADING, Place.STANDING)
     self._wanted = max(self._wanted, event.term)
     self.emit(el.AnswerVisitor(event.visitor, None if takes else self.where()))
 
 
-def holds_no_vote(self: Election, how: el.StreamEnd, now: float) -> Place:
+def holds_no_vote(self, how, now):
     self._led_at = now
     return self._try_next(now)
 
 
-def doubts_its_answer(self: Election, event: el.Answered, now: float) -> Place | None:
+def doubts_its_answer(self, event, now):
     if not self._is_better(event.where, now):
         return None
     self.emit(el.Retire())
     return self.on_elsewhere(event.where, now)
 
 
-def seeks_no_answer(self: Election, event: Elsewhere, now: float) -> None:
+def seeks_no_answer(self, event, now):
     """A leader that was silent is not asked."""
 
 
-def elects_half(self: Quorum, members: Collection[str], dead: set[str]) -> bool:
+def elects_half(self, members, dead):
     return 2 * len({*members} - dead) >= self.electors - len(dead)
 
 
-def cut_off(node: int) -> World:
+def cut_off(node):
     return world(3, 1, ("cut", node))
 
 
-def two_nodes() -> World:
+def two_nodes():
     return world(2, 1, faults=1)
 
 
-DEFECTS: dict[str, tuple[type, str, Any, Callable[[], World]]] = {
+DEFECTS = {
     "no fence": (Quorum, "fenced_until", lambda self: 0.0, lambda: cut_off(0)),
     "a vote for any term": (Election, "on_visited", takes_any_vote, votes),
     "no hold": (Election, "_left", holds_no_vote, resets),
@@ -185,7 +176,7 @@ DEFECTS: dict[str, tuple[type, str, Any, Callable[[], World]]] = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_breaks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_breaks_a_rule(name, monkeypatch):
     kind, method, defect, first = DEFECTS[name]
     with coarse_times(), pytest.raises(Broken):
         monkeypatch.setattr(kind, method, defect)

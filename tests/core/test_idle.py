@@ -1,7 +1,5 @@
 """When a rank that was told to end does nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.rank.idle import Signs, is_idle
@@ -24,7 +22,7 @@ BUSY = REST._replace(busy=frozenset({7}))
         (REST, REST, REST._replace(written=900)),
     ],
 )
-def test_a_rank_that_waits_in_c_is_idle(signs: tuple[Signs, ...]) -> None:
+def test_a_rank_that_waits_in_c_is_idle(signs):
     assert is_idle(signs, WITHIN_S)
 
 
@@ -40,5 +38,5 @@ def test_a_rank_that_waits_in_c_is_idle(signs: tuple[Signs, ...]) -> None:
         (REST, REST, REST._replace(written=1 << 20)),
     ],
 )
-def test_a_rank_whose_handler_has_begun_or_that_works_is_not(signs: tuple[Signs, ...]) -> None:
+def test_a_rank_whose_handler_has_begun_or_that_works_is_not(signs):
     assert not is_idle(signs, WITHIN_S)

@@ -1,7 +1,5 @@
 """Timeouts learned from what was seen."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 
@@ -118,7 +116,7 @@ BAD_STATES = [
 ]
 
 
-@pytest.mark.parametrize(("state", "sentence"), BAD_STATES)
+@pytest.mark.parametrize("state, sentence", BAD_STATES)
 def test_a_bad_state_is_one_sentence(state, sentence):
     with pytest.raises(ValueError, match=sentence):
         from_state({"current_timeouts": state})

@@ -1,7 +1,5 @@
 """Lines, names and the index of merged files: pure."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.fast
 CLEAN = st.binary(max_size=300).map(lambda raw: raw.hex().encode().replace(b"0a", b"\n"))
 
 
-def taken(data: bytes, pieces: list[int], prefix: bytes = b"") -> bytes:
+def taken(data, pieces, prefix=b""):
     """What comes out when the file grows by these pieces and is read after each of them."""
     lines, at, found, grown = Lines(prefix), 0, b"", 0
     for size in (*pieces, len(data)):
@@ -31,14 +29,14 @@ def taken(data: bytes, pieces: list[int], prefix: bytes = b"") -> bytes:
 
 
 @given(CLEAN, st.lists(st.integers(0, 50), max_size=20), st.sampled_from([b"", b"3: ", b" 12: "]))
-def test_clean_lines_come_out_as_they_are_behind_their_prefix(data: bytes, pieces: list[int], prefix: bytes) -> None:
+def test_clean_lines_come_out_as_they_are_behind_their_prefix(data, pieces, prefix):
     whole = data if data.endswith(b"\n") or not data else data + b"\n"
     expected = b"".join(prefix + line for line in whole.splitlines(keepends=True))
     assert taken(data, pieces, prefix) == expected
 
 
 @given(st.binary(max_size=2000), st.lists(st.integers(0, 200), max_size=10))
-def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data: bytes, pieces: list[int]) -> None:
+def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data, pieces):
     found = taken(data, pieces)
     found.decode()
     assert b"\0" not in found and b"\r" not in found
@@ -46,7 +44,7 @@ def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data: bytes
 
 
 @pytest.mark.parametrize(
-    ("written", "merged"),
+    "written, merged",
     [
         (b"a\0b\n", b"a<NUL>b\n"),
         (b"\xff\xfe\n", "\ufffd\ufffd\n".encode()),
@@ -57,11 +55,11 @@ def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data: bytes
         (b"\x1b[2J\n", b"\x1b[2J\n"),
     ],
 )
-def test_what_is_cleaned_and_what_is_not(written: bytes, merged: bytes) -> None:
+def test_what_is_cleaned_and_what_is_not(written, merged):
     assert taken(written, []) == merged
 
 
-def test_a_line_without_end_is_cut_and_a_progress_bar_without_end_is_not_kept() -> None:
+def test_a_line_without_end_is_cut_and_a_progress_bar_without_end_is_not_kept():
     size = 3 * LONGEST_LINE + 5
     found = taken(b"x" * size, []).splitlines()
     assert [len(line) for line in found] == [LONGEST_LINE + len(CUT)] * 3 + [5] and found[0].endswith(CUT)
@@ -71,12 +69,12 @@ def test_a_line_without_end_is_cut_and_a_progress_bar_without_end_is_not_kept() 
     assert taken(bar + b"\n", [1000] * 500) == b"%9d\n" % 49_999
 
 
-def test_prefixes_are_as_wide_as_the_last_rank() -> None:
+def test_prefixes_are_as_wide_as_the_last_rank():
     assert [rank_prefix(3, 12), rank_prefix(11, 12), rank_prefix(0, 1)] == [b" 3: ", b"11: ", b"0: "]
     assert rank_prefix(7, 10_001) == b"    7: "
 
 
-def test_names() -> None:
+def test_names():
     assert names.cycle_file("/x/train.log", 0) == "/x/train_cycle0.log"
     assert names.cycle_file("/x/train", 12) == "/x/train_cycle12.log"
     assert names.cycle_file("/x.d/train.txt", 1) == "/x.d/train_cycle1.txt"
@@ -89,7 +87,7 @@ def test_names() -> None:
             names.check(bad)
 
 
-def written(index: Index, appends: list[tuple[str, int, int]]) -> tuple[bytes, list[tuple[int, int]]]:
+def written(index, appends):
     """Records of these appends (file, size of the text, offset), and (length, end) after each."""
     data = index.begin(1, "job/r0", 5)
     steps = []
@@ -101,9 +99,7 @@ def written(index: Index, appends: list[tuple[str, int, int]]) -> tuple[bytes, l
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 99)), max_size=30), st.data())
-def test_an_index_that_is_torn_anywhere_leads_back_to_what_was_acknowledged(
-    appends: list[tuple[str, int]], data: st.DataObject
-) -> None:
+def test_an_index_that_is_torn_anywhere_leads_back_to_what_was_acknowledged(appends, data):
     """The merged file may be longer than the index says (text comes first), or shorter (it was cut)."""
     offsets = dict.fromkeys("abc", 0)
     steps = []
@@ -124,7 +120,7 @@ def test_an_index_that_is_torn_anywhere_leads_back_to_what_was_acknowledged(
         assert found.sources[file].to == [to for name, _, to in steps[:count] if name == file][-1]
 
 
-def test_a_reader_may_begin_at_the_last_whole_state() -> None:
+def test_a_reader_may_begin_at_the_last_whole_state():
     index = Index()
     data, _ = written(index, [("job/r0/a", 10, 9), ("job/r0/b", 5, 4)])
     data += index.begin(2, "job/r0", 6) + index.append("job/r0/b", 3, 6, 8)
@@ -139,7 +135,7 @@ def test_a_reader_may_begin_at_the_last_whole_state() -> None:
 @pytest.mark.parametrize(
     "line", [b"[0,1]", b"[9,1,1,1]", b"[0,-4,1,1]", b'{"file":3}', b"7", b"null", b"\xff", b'{"v":2,"end":9}']
 )
-def test_a_broken_record_ends_what_is_believed(line: bytes) -> None:
+def test_a_broken_record_ends_what_is_believed(line):
     index = Index()
     data, _ = written(index, [("a", 10, 9)])
     found = Index.load(data + line + b"\n" + b"[0,20,20,1]\n", 100)

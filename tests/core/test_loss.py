@@ -1,11 +1,8 @@
 """The judge of losses: hardly a false alarm on curves with all that training brings, and each fault is found."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,11 +14,11 @@ pytestmark = pytest.mark.fast
 STEPS = 100_000
 
 
-def report(iteration: int, loss: float | None, norm: float | None = None) -> LossReport:
+def report(iteration, loss, norm=None):
     return LossReport(iteration, loss, norm, struct.unpack("q", struct.pack("d", loss or 0.0))[0])
 
 
-def curve(seed: int, steps: int = STEPS) -> Iterator[float]:
+def curve(seed, steps=STEPS):
     """A loss as of a language model: warm-up, a power law, noise that depends on itself, spikes that fade within a
     hundred steps, learning rates that fall, rise and begin anew, and single bad batches."""
     rng = random.Random(seed)
@@ -40,7 +37,7 @@ def curve(seed: int, steps: int = STEPS) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_at_most_one_false_alarm_in_100_000_steps(seed: int) -> None:
+def test_at_most_one_false_alarm_in_100_000_steps(seed):
     judge = LossJudge()
     said = [why for step, loss in enumerate(curve(seed)) if (why := judge.judge(report(step, loss, 1.0)))]
     assert len(said) <= 1, said
@@ -55,7 +52,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_loss_that_goes_wrong_is_found_once(fault: str) -> None:
+def test_a_loss_that_goes_wrong_is_found_once(fault):
     wrong, within = FAULTS[fault]
     judge, said = LossJudge(), []
     for step, loss in enumerate(curve(7, 5300)):
@@ -64,17 +61,17 @@ def test_a_loss_that_goes_wrong_is_found_once(fault: str) -> None:
     assert len(said) == 1 and 5000 <= said[0] < 5000 + within
 
 
-def test_gradients_overflow_at_times() -> None:
+def test_gradients_overflow_at_times():
     judge = LossJudge()
     assert not any(judge.judge(report(step, 2.0, math.inf if step % 10 else 1.0)) for step in range(100))
     assert sum(bool(judge.judge(report(step, 2.0, math.nan))) for step in range(100)) == 1
 
 
 @pytest.mark.parametrize(
-    ("ranks", "agree_for", "odd", "found"),
+    "ranks, agree_for, odd, found",
     [(4, 150, {2}, "2 of 4"), (2, 150, {1}, "0, 1 of 2"), (4, 150, {0, 3}, "0, 1, 2, 3 of 4"), (4, 20, {2}, "")],
 )
-def test_ranks_with_other_bits(ranks: int, agree_for: int, odd: set[int], found: str) -> None:
+def test_ranks_with_other_bits(ranks, agree_for, odd, found):
     """A loss that is not all-reduced never agrees, so nothing is said of it."""
     agreement, said = Agreement(), []
     for step in range(agree_for + 1):

@@ -1,7 +1,5 @@
 """The restart sequence of one rank, as a script of what happens and what is done about it."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.inprocess import phases as ph
@@ -18,7 +16,7 @@ COMPLETED = [(ph.Completed(), P.COMPLETING), (R, None)]
 LEAVES = [(ph.CannotGoOn(), P.LEAVING), (D, None)]
 
 
-def play(*script: tuple[object, P | None]) -> ph.Restarts:
+def play(*script):
     """Each event, and the one thing that is done then."""
     machine = ph.Restarts(0.0)
     for event, what in script:
@@ -36,23 +34,23 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "state"), ENDINGS)
-def test_how_an_iteration_ends(script: list[tuple[object, P | None]], state: P) -> None:
+@pytest.mark.parametrize("script, state", ENDINGS)
+def test_how_an_iteration_ends(script, state):
     assert play(*BEGIN, *script).state is state
 
 
-def test_a_fault_before_the_function_is_called() -> None:
+def test_a_fault_before_the_function_is_called():
     for place in (2, 3):
         play(*BEGIN[:place], ENDED, *RESTART)
 
 
-def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
+def test_a_rank_is_lost_while_ranks_are_assigned():
     lost = (ph.AssignmentFailed(), P.ARRIVED)
     assert play(*BEGIN[:2], lost, (R, P.ASSIGNING)).state is P.ASSIGNING
     play(*BEGIN[:2], lost, *LEAVES)
 
 
-def test_a_rank_can_leave_from_everywhere() -> None:
+def test_a_rank_can_leave_from_everywhere():
     for way in ([*BEGIN, *RESTART[:-1]], [*BEGIN, ENDED], [*BEGIN, RETURNED, *COMPLETED[:-1]]):
         for place in range(1, len(way) + 1):
             assert play(*way[:place], *LEAVES).state is P.GONE

@@ -1,7 +1,5 @@
 """Which modules a template imports where the user names none."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core import preload
@@ -20,7 +18,7 @@ MAPS = """\
 """
 
 
-def test_loaded_libraries() -> None:
+def test_loaded_libraries():
     found, libraries = preload.loaded(MAPS)
     assert found == ("numpy", "torch", "torch._dynamo", "regex")
     assert len(libraries) == 5 and all(".so" in library for library in libraries)
@@ -40,7 +38,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize(
-    ("source", "nproc", "first", "later"),
+    "source, nproc, first, later",
     [
         ("import torch", 2, TORCH, DYNAMO),
         ("import torch\no = torch.optim.AdamW", 2, DYNAMO, DYNAMO),
@@ -83,14 +81,14 @@ def test_several_workers_wait_for_what_they_take_from_libraries_above_torch(npro
     assert preload.guess(source, nproc, lambda module: "").next == more
 
 
-def learned(*told: tuple[int, str, preload.Changes]) -> preload.Learned:
+def learned(*told):
     found = preload.Learned()
     for one in told:
         found.imported(*one)
     return found
 
 
-def test_a_template_imports_under_the_variables_that_ranks_had() -> None:
+def test_a_template_imports_under_the_variables_that_ranks_had():
     four, off = {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4", "TORCH_COMPILE_DISABLE": "1"}
     told = [(rank, *one) for rank in (0, 1) for one in (("torch", four), ("torch._dynamo", off), ("scipy", {}))]
     found = learned(*told)
@@ -99,14 +97,14 @@ def test_a_template_imports_under_the_variables_that_ranks_had() -> None:
     assert found.modules()[3:] == (("triton", {}), ("transformers:Trainer", {}))
 
 
-def test_what_differs_from_rank_to_rank_is_left_out_with_what_needs_it() -> None:
+def test_what_differs_from_rank_to_rank_is_left_out_with_what_needs_it():
     found = learned((0, "torch", {"X": "0"}), (1, "torch", {"X": "1"}), (0, "numpy", {}), (0, "torchvision", {}))
     assert found.modules() == (("numpy", {}),) and [*found.by_rank()] == [("X",)]
     found = learned((0, "torch", {}), (0, "torch._dynamo", {"X": "0"}), (1, "torch._dynamo", {"X": "1"}))
     assert found.modules() == (("torch", {}),)
 
 
-def test_what_differs_from_start_to_start_is_left_out() -> None:
+def test_what_differs_from_start_to_start_is_left_out():
     found = learned((0, "torch", {}), (0, "torch._dynamo", {}))
     for _ in range(preload.MAX_MISSES):
         assert found.modules() == (("torch", {}), ("torch._dynamo", {}))
@@ -120,7 +118,7 @@ def test_what_differs_from_start_to_start_is_left_out() -> None:
     assert found.modules() == ()
 
 
-def test_a_node_without_ranks_takes_what_others_import() -> None:
+def test_a_node_without_ranks_takes_what_others_import():
     found = preload.Learned()
     found.found(("numpy", *DYNAMO))
     told = (("torch", {"X": "1"}), ("torch._dynamo", {"X": "2"}))
@@ -133,7 +131,7 @@ def test_a_node_without_ranks_takes_what_others_import() -> None:
     assert found.modules() == (("numpy", {"X": "3"}), ("torch", {"X": "3"}), told[1])
 
 
-def test_named_modules_are_imported_in_their_order() -> None:
+def test_named_modules_are_imported_in_their_order():
     found = preload.Learned(("mine", "torch"))
     found.imported(0, "torch", {"X": "1"})
     found.imported(0, "scipy", {})

@@ -1,9 +1,6 @@
 """The arithmetic of a quorum against a slow oracle that counts sets, and what must hold for any two coordinators."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,11 +15,11 @@ pytestmark = pytest.mark.fast
 NODES = "0123"
 
 
-def subsets(nodes: str) -> Iterator[frozenset[str]]:
+def subsets(nodes):
     return (frozenset(some) for n in range(len(nodes) + 1) for some in itertools.combinations(nodes, n))
 
 
-def every_quorum() -> Iterator[Quorum]:
+def every_quorum():
     """All states of the dead and the returned nodes, elected or not."""
     for dead, elected in itertools.product(subsets(NODES), (False, True)):
         for returned in subsets("".join(sorted(dead))):
@@ -31,7 +28,7 @@ def every_quorum() -> Iterator[Quorum]:
             yield quorum
 
 
-def oracle(quorum: Quorum, members: frozenset[str]) -> bool:
+def oracle(quorum, members):
     """Most of each electorate that may be in use; an electorate without a living node decides nothing."""
     for voteless in {frozenset(quorum.dead), frozenset(quorum.dead - quorum.returned)}:
         voters = frozenset(NODES) - voteless
@@ -42,7 +39,7 @@ def oracle(quorum: Quorum, members: frozenset[str]) -> bool:
     return not nobody or len(members) > len(NODES) - len(members)
 
 
-def test_each_state_of_four_nodes_counts_as_the_oracle_counts() -> None:
+def test_each_state_of_four_nodes_counts_as_the_oracle_counts():
     for quorum, members in itertools.product(every_quorum(), subsets(NODES)):
         state = (sorted(quorum.dead), sorted(quorum.returned), quorum.elected, sorted(members))
         assert quorum.enough(members) == oracle(quorum, members), state
@@ -50,7 +47,7 @@ def test_each_state_of_four_nodes_counts_as_the_oracle_counts() -> None:
         assert quorum.missing(members) == len(away), state
 
 
-def test_two_coordinators_never_win_with_the_same_electorate() -> None:
+def test_two_coordinators_never_win_with_the_same_electorate():
     """Nor does a second one win beside an elected one that keeps its office with exactly half."""
     for first, second in itertools.product(subsets(NODES), repeat=2):
         if first & second:
@@ -61,7 +58,7 @@ def test_two_coordinators_never_win_with_the_same_electorate() -> None:
                 assert not quorum.enough(second), (quorum.dead, quorum.returned, first, second)
 
 
-def test_a_node_that_came_back_votes_once_all_others_know_it() -> None:
+def test_a_node_that_came_back_votes_once_all_others_know_it():
     quorum = Quorum(3)
     quorum.died("2", ["0", "1"])
     quorum.plan(1, 1, ["0", "1", "2"])
@@ -75,7 +72,7 @@ def test_a_node_that_came_back_votes_once_all_others_know_it() -> None:
     assert (quorum.dead, quorum.returned) == (set(), frozenset())
 
 
-def test_an_older_plan_makes_no_node_know() -> None:
+def test_an_older_plan_makes_no_node_know():
     quorum = Quorum(3)
     quorum.learn(replace(a_plan(5, term=2), dead=("2",), returned=("2",)))
     quorum.knows("0", 2, 4)

@@ -1,7 +1,5 @@
 """However a node fails its ranks, a spare has its place within two restarts; what fails with its rank moves no node."""
 
-from __future__ import annotations
-
 import pytest
 
 from .stories import Story
@@ -43,17 +41,17 @@ hang: hang rule=hang-culprit
 class Job(Story):
     """`size` active nodes and a spare; with `prints` it is known that iteration 10 was reached."""
 
-    def __init__(self, size: int, prints: bool) -> None:
+    def __init__(self, size, prints):
         super().__init__()
-        self.prints, self.did = prints, list[str]()
+        self.prints, self.did = prints, []
         self.begin("running", f"{size} of {size + 1} crash_loop_s=0 max_restarts=5")
 
     @property
-    def nodes(self) -> list[int]:
+    def nodes(self):
         """By group rank."""
         return [int(node_id[1]) for _, node_id in sorted(self.core.job.assignment.places.items())]
 
-    def fails(self, how: str) -> None:
+    def fails(self, how):
         """The first rank of group rank 1 ends, and then all other workers."""
         nodes, cycle = self.nodes, self.core.job.cycle
         self.now += 6.0
@@ -64,14 +62,14 @@ class Job(Story):
             self.did += self.tell("stops", f"{node} {cycle}")
 
 
-def each(table: str) -> pytest.MarkDecorator:
+def each(table):
     return pytest.mark.parametrize("way", [line.partition(": ")[2] for line in table.split("\n") if line])
 
 
 @pytest.mark.parametrize("prints", [False, True])
 @pytest.mark.parametrize("size", [2, 8])
 @each(NODES)
-def test_a_bad_node_has_lost_its_place_after_two_restarts(way: str, size: int, prints: bool) -> None:
+def test_a_bad_node_has_lost_its_place_after_two_restarts(way, size, prints):
     job = Job(size, prints)
     job.fails(way), job.fails(way)
     assert (job.core.state.name, job.nodes[1]) == ("RUNNING", size)
@@ -81,7 +79,7 @@ def test_a_bad_node_has_lost_its_place_after_two_restarts(way: str, size: int, p
 @pytest.mark.parametrize("prints", [False, True])
 @pytest.mark.parametrize("size", [2, 8])
 @each(SCRIPTS)
-def test_a_failure_that_moves_with_its_rank_moves_no_node(way: str, size: int, prints: bool) -> None:
+def test_a_failure_that_moves_with_its_rank_moves_no_node(way, size, prints):
     """At most a spare tries it once. Where the iteration is known, that ends the job: code or data."""
     job, tried = Job(size, prints), 0
     while job.core.state.name == "RUNNING":

@@ -1,7 +1,5 @@
 """Restart or give up, which fault was the first, and the sentences about it."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.attribution.said import headline, report
@@ -26,7 +24,7 @@ OUT = RankFault(FaultKind.EXCLUDED, "h8", 8, 16, message="too hot")
 
 
 @pytest.mark.parametrize(
-    ("faults", "cause"),
+    "faults, cause",
     [
         ([], None),
         ([EXIT, ABORT], EXIT),  # of those that may follow from others, the first to arrive
@@ -39,12 +37,12 @@ OUT = RankFault(FaultKind.EXCLUDED, "h8", 8, 16, message="too hot")
         ([EXIT, LOST, KILLED], LOST),  # of those that do not follow from others, too
     ],
 )
-def test_first_cause(faults: list[RankFault], cause: RankFault | None) -> None:
+def test_first_cause(faults, cause):
     assert first_cause(faults) == cause
 
 
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    "fault, text",
     [
         (EXIT, "rank 2 (local rank 0, pid 4711) on node 1 (h1) exited with code 1: boom"),
         (KILLED, "rank 6 (local rank 0, pid 4711) on node 3 (h3) was killed by boom"),
@@ -57,12 +55,12 @@ def test_first_cause(faults: list[RankFault], cause: RankFault | None) -> None:
         (STUCK, "rank 14 (local rank 0, pid 4711) on node 7 (h7) does not end: boom"),
     ],
 )
-def test_headline(fault: RankFault, text: str) -> None:
+def test_headline(fault, text):
     assert headline(fault) == text
 
 
 @pytest.mark.parametrize(
-    ("used", "allowed", "code", "left"),
+    "used, allowed, code, left",
     [
         (0, 3, None, "restart 1 of 3"),
         (2, 3, None, "restart 3 of 3"),
@@ -70,18 +68,18 @@ def test_headline(fault: RankFault, text: str) -> None:
         (0, 0, 1, "no restart was allowed (--max-restarts=0)"),
     ],
 )
-def test_the_sum_of_all_restarts(used: int, allowed: int, code: int | None, left: str) -> None:
+def test_the_sum_of_all_restarts(used, allowed, code, left):
     budget = a_budget(allowed)
     budget.inherit(History(restarts_used=used))
     why = f"node 5 (h5) was lost: connection reset; {left}"
     assert budget.after(LOST, 100.0) == Decision(code is None, code or 0, why)
 
 
-def a_budget(max_restarts: int = 9, **limits: object) -> Budget:
+def a_budget(max_restarts=9, **limits):
     return Budget(max_restarts, restart_limits(**limits))
 
 
-def test_a_port_that_another_program_took_uses_no_restart() -> None:
+def test_a_port_that_another_program_took_uses_no_restart():
     budget = a_budget(max_restarts=1)
     taken = replace(a_fault(0), traceback="DistNetworkError: ... port: 29400 ... EADDRINUSE, address already in use")
     assert [budget.after(taken, 2.0).restart for _ in range(3)] == [True] * 3
@@ -89,14 +87,14 @@ def test_a_port_that_another_program_took_uses_no_restart() -> None:
     assert budget.history.restarts_used == 1 and not budget.after(taken, 2.0).restart
 
 
-@pytest.mark.parametrize(("rank", "lasted_s", "said"), [(1, 2.0, "EADDRINUSE"), (0, 500.0, "EADDRINUSE"), (0, 2.0, "")])
-def test_other_faults_use_a_restart(rank: int, lasted_s: float, said: str) -> None:
+@pytest.mark.parametrize("rank, lasted_s, said", [(1, 2.0, "EADDRINUSE"), (0, 500.0, "EADDRINUSE"), (0, 2.0, "")])
+def test_other_faults_use_a_restart(rank, lasted_s, said):
     budget = a_budget(max_restarts=1)
     budget.after(replace(a_fault(rank), message=said), lasted_s)
     assert budget.history.restarts_used == 1
 
 
-def test_a_kind_of_fault_may_have_a_budget_of_its_own() -> None:
+def test_a_kind_of_fault_may_have_a_budget_of_its_own():
     budget = a_budget(by_kind=(KindCount(FaultKind.HANG, 1), KindCount(FaultKind.SPAWN, 0)))
     assert [budget.after(fault, 100.0).restart for fault in (HANG, EXIT, EXIT, HANG)] == [True, True, True, False]
     assert budget.history == History(3, (KindCount(FaultKind.EXIT, 2), KindCount(FaultKind.HANG, 1)))
@@ -104,7 +102,7 @@ def test_a_kind_of_fault_may_have_a_budget_of_its_own() -> None:
     assert budget.after(SPAWN, 100.0).why.endswith("; no restart for spawn faults is left (--ft-max-restarts-by-fault)")
 
 
-def test_a_rank_that_dies_at_its_start_again_and_again_is_given_time() -> None:
+def test_a_rank_that_dies_at_its_start_again_and_again_is_given_time():
     budget = a_budget(99)
     died = (EXIT, KILLED, ABORT, LOST, EXIT, SPAWN, KILLED, KILLED, EXIT, KILLED)
     pauses = [budget.after(fault, 0.5).pause_s for fault in died]  # any rank; a node's fault is not counted
@@ -116,7 +114,7 @@ def test_a_rank_that_dies_at_its_start_again_and_again_is_given_time() -> None:
     assert [never.after(KILLED, 0.5).pause_s for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
-def test_an_error_that_no_restart_mends_ends_the_job_at_once() -> None:
+def test_an_error_that_no_restart_mends_ends_the_job_at_once():
     text = "  File \"/home/u/train.py\", line 3\n    def f(\n         ^\nSyntaxError: '(' was never closed"
     broken = replace(EXIT, message=text.splitlines()[-1], traceback=text)
     decision = a_budget().after(broken, 0.5)
@@ -131,7 +129,7 @@ def test_an_error_that_no_restart_mends_ends_the_job_at_once() -> None:
     assert a_budget().after(taken, 2.0, agent_port=2940).restart
 
 
-def test_cycles_without_progress_end_the_job() -> None:
+def test_cycles_without_progress_end_the_job():
     budget = a_budget(max_no_progress_cycles=2, min_progress_iterations=10)
     budget.begin_at(100)
     assert [budget.score(i) for i in (110, 115, None, 121)] == [None, None, None, None]
@@ -142,7 +140,7 @@ def test_cycles_without_progress_end_the_job() -> None:
     )
 
 
-def test_a_first_checkpoint_is_progress_and_the_beginning_is_noted_once() -> None:
+def test_a_first_checkpoint_is_progress_and_the_beginning_is_noted_once():
     budget = a_budget(max_no_progress_cycles=1)
     budget.begin_at(None)
     assert budget.score(0) is None
@@ -155,7 +153,7 @@ def test_a_first_checkpoint_is_progress_and_the_beginning_is_noted_once() -> Non
     assert [unlimited.score(5) for _ in range(50)] == [None] * 50
 
 
-def test_what_agents_know_of_earlier_terms_is_taken_over() -> None:
+def test_what_agents_know_of_earlier_terms_is_taken_over():
     budget = a_budget()
     budget.exclude(a_node(1))
     budget.inherit(History(2, (), 1, 40, ("2@h2", "1@h1")))
@@ -164,7 +162,7 @@ def test_what_agents_know_of_earlier_terms_is_taken_over() -> None:
     assert budget.history == History(2, (), 1, 40, ("1@h1", "2@h2", "3@h3"))
 
 
-def test_a_report_has_the_log_and_the_traceback() -> None:
+def test_a_report_has_the_log_and_the_traceback():
     fault = replace(EXIT, log="/logs/rank_2.err", traceback="Traceback:\n  File x\n")
     log, to_do, *traceback = report(fault).splitlines()[1:]
     assert (log, traceback) == ("  log: /logs/rank_2.err", ["  | Traceback:", "  |   File x"])

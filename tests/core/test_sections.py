@@ -1,7 +1,5 @@
 """The rank's own book of sections."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +27,7 @@ def test_nested_and_overlapping_sections():
 
 
 @pytest.mark.parametrize(
-    ("names", "counts"), [((), False), (("a",), True), (("step",), False), (NAMES, True), (("step", "a"), False)]
+    "names, counts", [((), False), (("a",), True), (("step",), False), (NAMES, True), (("step", "a"), False)]
 )
 def test_time_outside_before_the_first_step_counts_only_where_a_limit_can_fit(names, counts):
     book = Sections(names, 0, now_ns=10)
@@ -59,7 +57,7 @@ def test_opened_twice_and_closed_unopened_are_errors_that_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("iteration", "warm"),
+    "iteration, warm",
     [((), 2), ((iter([1000, 1000, 1001, 1002, 1003]).__next__,), 3)],  # the training's own iteration, if known, counts
 )
 def test_the_first_steps_have_a_slot_of_their_own_and_count_as_warmup(iteration, warm):

@@ -1,7 +1,5 @@
 """The detector of slow ranks on synthetic windows; seeded. benchmarks/stragglers.py is the long version."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.stragglers import Trace
@@ -14,7 +12,7 @@ NOISE = {"steps": (0.05 / 30**0.5, 0.01), "windows": (0.05, 0.0)}  # per window,
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
-def test_a_slow_rank_is_found_and_no_other(noise: tuple[float, float]) -> None:
+def test_a_slow_rank_is_found_and_no_other(noise):
     """512 ranks with 5 % spread: nothing in 100 windows; 15 % slow: named, alone, within 6 windows."""
     assert not any(Trace(512, *noise, seed=1).windows(100))
     found = [[one for one in Trace(512, *noise, {100: 1.15}, seed).windows(6) if one] for seed in range(10)]
@@ -23,13 +21,13 @@ def test_a_slow_rank_is_found_and_no_other(noise: tuple[float, float]) -> None:
     assert sum(bool(run) for run in found) >= 7
 
 
-def test_noise_is_not_slowness() -> None:
+def test_noise_is_not_slowness():
     """With 8 % spread, many ranks are 10 % above the median in 3 of 4 windows by chance."""
     assert not any(Trace(512, 0.08, 0.0, seed=1).windows(60))
 
 
 @pytest.mark.parametrize(
-    ("slow", "where"),
+    "slow, where",
     [
         ([9], Where.RANK),
         (range(8, 16), Where.NODE),
@@ -39,13 +37,13 @@ def test_noise_is_not_slowness() -> None:
         (range(32), Where.STAGE),
     ],
 )
-def test_where_it_is(slow: range, where: Where) -> None:
+def test_where_it_is(slow, where):
     """Eight nodes with eight ranks, two for each switch."""
     last = list(Trace(64, 0.01, 0.0, dict.fromkeys(slow, 1.3), per_switch=2).windows(6))[-1]
-    assert last is not None and (last.where, last.ranks) == (where, tuple(slow))
+    assert (last.where, last.ranks) == (where, tuple(slow))
 
 
-def test_all_together() -> None:
+def test_all_together():
     """The job becomes slower, and no rank more than the others."""
     trace = Trace(16, 0.01, 0.0)
     assert not any(trace.windows(20))
@@ -54,7 +52,7 @@ def test_all_together() -> None:
     assert {one.where for one in found} == {Where.ALL} and not found[-1].ranks
 
 
-def test_what_is_no_reading_says_nothing() -> None:
+def test_what_is_no_reading_says_nothing():
     """Ranks can write anything; too few peers; one that begins anew."""
     detector = Detector([Seat("a", (0, 1, 2))], 1.0, 0.0)
     for now, one in enumerate(

@@ -3,15 +3,9 @@
 The scenarios and tests of SUITES are run under a recorder.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import diagram
 import pytest
@@ -32,17 +26,15 @@ from .agent_stories import AgentStory
 from .stories import REACHED, Story, anything_in, out_of_time
 from .walks import walk
 
-Key = tuple[Enum, type]
-Scenario = Callable[[], None]
 WALKS = range(200)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md"
 
 
-def _tests(module: ModuleType, without: str) -> list[Scenario]:
+def _tests(module, without):
     return [test for title, test in vars(module).items() if title.startswith("test_") and title != without]
 
 
-SUITES: dict[type[Machine], Iterable[Scenario]] = {
+SUITES = {
     Coordinator: [
         *(lambda lines=lines: Story().play(lines) for _, lines in test_coordinator.STORIES),
         *(partial(anything_in, state) for state in REACHED if state != "CLOSED"),
@@ -56,18 +48,17 @@ SUITES: dict[type[Machine], Iterable[Scenario]] = {
         *_tests(test_phases, without="test_how_an_iteration_ends"),
     ],
 }
-Visits = dict[Key, set[Enum]]
 MACHINES = pytest.mark.parametrize("machine", SUITES)
 pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("tables")]  # the scenarios are run once
 
 
 @pytest.fixture(scope="module")
-def visits() -> dict[type[Machine], Visits]:
+def visits():
     """For each row all states that any scenario reached from it."""
-    found: dict[type[Machine], Visits] = defaultdict(lambda: defaultdict(set))
+    found = defaultdict(lambda: defaultdict(set))
     transit = Machine._transit
 
-    def recorded(self: Machine, event: Any, now: float) -> list[object]:
+    def recorded(self, event, now):
         before, kind = self.state, type(event.message if isinstance(event, self.envelope) else event)
         posted = transit(self, event, now)
         found[type(self)][before, kind].add(self.state)
@@ -81,14 +72,14 @@ def visits() -> dict[type[Machine], Visits]:
 
 
 @MACHINES
-def test_no_row_is_unvisited(machine: type[Machine], visits) -> None:
+def test_no_row_is_unvisited(machine, visits):
     """So a scenario fails where a row is missing: an event without a row raises."""
     unvisited = machine.table.keys() - visits[machine].keys()
     assert {(state.name, event.__name__) for state, event in unvisited} == set()
 
 
 @MACHINES
-def test_each_row_leads_wherever_it_says(machine: type[Machine], visits) -> None:
+def test_each_row_leads_wherever_it_says(machine, visits):
     lies = {
         (state.name, event.__name__, to.name)
         for (state, event), row in machine.table.items()
@@ -97,7 +88,7 @@ def test_each_row_leads_wherever_it_says(machine: type[Machine], visits) -> None
     assert not lies
 
 
-def test_a_state_and_event_have_one_row() -> None:
+def test_a_state_and_event_have_one_row():
     again = AgentState.IDLE, Agent, "ignore", (), "twice"
     with pytest.raises(TypeError, match="two rows"):
         rows(again, again)
@@ -106,23 +97,23 @@ def test_a_state_and_event_have_one_row() -> None:
         type("Twice", (Machine,), {"parts": (Leaving,), "table": own})
 
 
-def test_an_event_without_a_row_raises() -> None:
+def test_an_event_without_a_row_raises():
     with pytest.raises(UnknownTransition, match="Agent: no row for WorkerExited in IDLE"):
         AgentStory().play(["agent idle", "exits 0"])
 
 
-def test_a_handler_that_leaves_its_row_raises(monkeypatch) -> None:
+def test_a_handler_that_leaves_its_row_raises(monkeypatch):
     monkeypatch.setattr(Ranks, "on_warned", lambda self, event, now: AgentState.GONE)
     with pytest.raises(UnknownTransition, match="Warned in RUNNING led to GONE"):
         AgentStory().play(["agent running", "user 10"])
 
 
-def test_the_document_is_generated() -> None:
+def test_the_document_is_generated():
     fresh = DOCUMENT.read_text() == diagram.document()
     assert fresh, "run: python scripts/lib/diagram.py > docs/reference/state-machines.md"
 
 
-def test_a_diagram_begins_and_ends() -> None:
+def test_a_diagram_begins_and_ends():
     lines = diagram.mermaid(Agent).splitlines()
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> PREPARING"] and lines[-1] == "    GONE --> [*]"
     assert "    RUNNING --> SUCCEEDED: WorkerExited" in lines

@@ -1,7 +1,5 @@
 """Random walks of a coordinator: any well-typed messages, from any node, in any order, in the words of `stories`."""
 
-from __future__ import annotations
-
 import random
 
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
@@ -45,7 +43,7 @@ EVENTS = {
 class Walk:
     """One coordinator and what it may be told; equal seeds give equal walks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.rng = rng = random.Random(seed)
         self.story = Story()
         least = rng.choice((1, 1, 2, 3))
@@ -60,18 +58,18 @@ class Walk:
         self.story.begin("electing" if elects else "nodes", f"{least} of {most} {' '.join(settings)}")
 
     @property
-    def core(self) -> Coordinator:
+    def core(self):
         core = self.story.core
         assert isinstance(core, Coordinator)
         return core
 
-    def step(self) -> None:
+    def step(self):
         self.story.now += self.rng.choice((0.0, 0.0, 0.1, 2.0))
         [line] = self.rng.choices(list(EVENTS), list(EVENTS.values()))
         word, _, rest = line.format_map(self._values()).partition(" ")
         self.story.tell(word, rest)
 
-    def _values(self) -> dict[str, object]:
+    def _values(self):
         rng, job = self.rng, self.core.job
         node = f"{rng.randrange(4)}{_rare(rng) * chr(39)}"
         here = job.assignment.group_ranks.get(f"h{node.rstrip(chr(39))}.0")
@@ -94,11 +92,11 @@ class Walk:
         }
 
 
-def _rare(rng: random.Random) -> bool:
+def _rare(rng):
     return rng.random() < 0.05
 
 
-def walk(seed: int, steps: int = 80) -> Coordinator:
+def walk(seed, steps=80):
     """A whole walk; returns the coordinator at its end."""
     one = Walk(seed)
     while steps and one.core.state.name != "CLOSED":

@@ -1,19 +1,15 @@
 """The example trains the same weights whatever happens on the way: real processes, real gloo, real SIGKILL."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks_harness import Script, Zygote
+from ranks_harness import Script
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -25,7 +21,7 @@ BOUND_S = 60  # for whatever should happen at once; only a defect waits this lon
 
 
 @contextmanager
-def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options: str) -> Iterator[list[Script]]:
+def ranks(zygote, directory, steps, world_size, *options):
     """Start the example's ranks with torchrun's environment; none of them outlives the block.
 
     The rendezvous store lives here, on a port the kernel picked, as it does in a torchrun agent: no port to guess.
@@ -40,7 +36,7 @@ def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options
         f"--checkpoint-dir={directory}",
         *options,
     ]
-    processes: list[Script] = []
+    processes = []
     try:
         with tempfile.TemporaryDirectory() as errors:
             for rank in range(world_size):
@@ -52,7 +48,7 @@ def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options
             process.close()
 
 
-def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> tuple[list[str], str]:
+def run_to_end(zygote, directory, steps, world_size):
     """Train up to `steps`; rank 0's lines and its stderr."""
     with ranks(zygote, directory, steps, world_size) as processes:
         results = [process.communicate(timeout=BOUND_S) for process in processes]
@@ -60,7 +56,7 @@ def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> 
     return results[0][0].splitlines(), results[0][1]
 
 
-def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path):
+def test_killed_and_resumed_ends_like_uninterrupted(zygote, tmp_path):
     killed = tmp_path / "killed"
     progress = tmp_path / "progress"
     options = ("--step-time=0.005", f"--progress-file={progress}")
@@ -86,17 +82,17 @@ def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(zygote: Zygote, tmp_path_factory) -> tuple[Path, list[str]]:
+def finished(zygote, tmp_path_factory):
     """A training of 2 x EVERY steps on one rank: its checkpoints, and what it said. To be copied."""
     directory = tmp_path_factory.mktemp("finished")
     return directory, run_to_end(zygote, directory, 2 * EVERY, world_size=1)[0]
 
 
-def tear(path: Path) -> None:
+def tear(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip_a_bit(path: Path) -> None:
+def flip_a_bit(path):
     """In the middle of the weights, where it would load without complaint."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
@@ -105,7 +101,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.repeats("flip")
 @pytest.mark.parametrize("damage", [tear, flip_a_bit])
-def test_damaged_newest_checkpoint_is_skipped(zygote: Zygote, finished: tuple[Path, list[str]], tmp_path, damage: Any):
+def test_damaged_newest_checkpoint_is_skipped(zygote, finished, tmp_path, damage):
     directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
     newest = directory / f"step_{2 * EVERY:08d}.pt"
     damage(newest)

@@ -1,7 +1,5 @@
 """Both examples under nvrx-run: a rank is stopped, its monitor notices by a learned limit, the training ends well."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -27,16 +25,14 @@ SECTIONS = ["--ft-rank-section-timeouts=setup:600,step:600,checkpointing:600", "
 # The stop lands in whatever rank 1 does after step 30: usually the next step, at times still the checkpoint before it.
 @pytest.mark.repeats("ddp", "sections")
 @pytest.mark.parametrize(
-    ("script", "limits", "seen"),
+    "script, limits, seen",
     [
         ("ddp.py", HEARTBEATS, r"no heartbeat for"),
         ("ddp_sections.py", SECTIONS, r"in section '(step|checkpointing)' for"),
     ],
     ids=["ddp", "sections"],
 )
-def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on(
-    script: str, limits: list[str], seen: str, tmp_path
-):
+def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on(script, limits, seen, tmp_path):
     progress, checkpoints = tmp_path / "progress", tmp_path / "checkpoints"
     command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     command += [f"--log-dir={tmp_path / 'logs'}", "--ft-preload=torch,torch._dynamo", *limits, *LEARNED]

@@ -1,7 +1,5 @@
 """The in-process examples learn the same, whichever rank is hit by whatever fault: real processes, real gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,11 +7,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_harness import Script, Zygote
+from ranks_harness import Script
 from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")
@@ -28,12 +25,12 @@ TRAINING = (f"--steps={STEPS}", "--step-time=0.02", "--checkpoint-every=10")  # 
 class Runs:
     """Starts the examples; afterwards no process of theirs may be left."""
 
-    def __init__(self, zygote: Zygote, directory: Path) -> None:
+    def __init__(self, zygote, directory):
         self._zygote, self.directory = zygote, directory
         self.mark = f"NVRX_TEST_MARK={uuid.uuid4().hex}"
-        self.codes: list[int | None] = []
+        self.codes = []
 
-    def ranks(self, script: str, world_size: int, *options: str, **more: str) -> str:
+    def ranks(self, script, world_size, *options, **more):
         """Start the ranks themselves, with nothing but torch's environment; all output, exit codes in `codes`."""
         env = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
         command = [str(EXAMPLES / script), *TRAINING, *options]
@@ -49,7 +46,7 @@ class Runs:
         self.codes = [one.returncode for one in started]
         return text
 
-    def launched(self, script: str, *options: str, policy: str = "min-healthy") -> str:
+    def launched(self, script, *options, policy="min-healthy"):
         """Two ranks per node; all output, exit codes in `codes`. min-healthy: two nvrx-run, one must stay good."""
         nodes = 2 if policy == "min-healthy" else 1
         command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--nproc-per-node=2", "--max-restarts=1"]
@@ -75,33 +72,33 @@ class Runs:
                 process.wait()
         return (self.directory / "out").read_text(errors="replace")
 
-    def check(self) -> None:
+    def check(self):
         self._zygote.await_no_children(10.0)
         assert await_end(running_with(self.mark), 10.0) == []
 
 
 @pytest.fixture
-def runs(zygote: Zygote, tmp_path) -> Iterator[Runs]:
+def runs(zygote, tmp_path):
     made = Runs(zygote, tmp_path)
     yield made
     made.check()
 
 
-def outcome(text: str) -> tuple[int, float]:
+def outcome(text):
     """Step and loss of the one rank that says them."""
     said = re.findall(r"final step (\d+) loss (\S+)$", text, re.MULTILINE)
     assert len(said) == 1, text
     return int(said[0][0]), float(said[0][1])
 
 
-def who_was_hit(text: str) -> int:
+def who_was_hit(text):
     hit = re.search(r"^(?:\[rank \d+\] )?rank (\d+) pid \d+ is hit$", text, re.MULTILINE)
     assert hit, f"the fault never came:\n{text}"
     return int(hit[1])
 
 
 @pytest.fixture(scope="module")
-def undisturbed(zygote: Zygote, tmp_path_factory) -> tuple[int, object]:
+def undisturbed(zygote, tmp_path_factory):
     """What one rank alone comes to. More ranks add in another order, hence almost the same."""
     made = Runs(zygote, tmp_path_factory.mktemp("undisturbed"))
     text = made.ranks("basic.py", 1)
@@ -113,7 +110,7 @@ def undisturbed(zygote: Zygote, tmp_path_factory) -> tuple[int, object]:
 
 @pytest.mark.repeats("SIGKILL")
 @pytest.mark.parametrize("fault", ["ASYNC_EXC", "SIGKILL"])
-def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str):
+def test_basic_without_a_launcher(runs, undisturbed, fault):
     text = runs.ranks("basic.py", 3, f"--fault={fault}", "--fault-after=0.4")
     lost = {who_was_hit(text)} if fault == "SIGKILL" else set()
     assert who_was_hit(text) in range(3) and outcome(text) == undisturbed
@@ -121,7 +118,7 @@ def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], f
     assert "iteration 0: 3 ranks" in text and f"iteration 1: {3 - len(lost)} ranks" in text
 
 
-def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturbed: tuple[int, object]):
+def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs, undisturbed):
     options = ("--active=2", "--hang-timeout=3", "--snapshot-every=2", "--checkpoint-every=1000")
     text = runs.ranks("advanced.py", 3, *options, "--fault=SIGSTOP", "--fault-after=0.4", "--fault-seed=1")
     assert outcome(text) == undisturbed
@@ -131,9 +128,7 @@ def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturb
 
 
 @pytest.mark.matrix
-def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(
-    runs: Runs, undisturbed: tuple[int, object]
-):
+def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(runs, undisturbed):
     text = runs.launched("with_launcher.py", "--fault=SIGKILL", "--fault-after=0.4")
     assert (runs.codes, outcome(text)) == ([0, 0], undisturbed)
     assert "cycle 0 iteration 0: 4 ranks" in text and "cycle 0 iteration 1: 2 ranks" in text
@@ -146,9 +141,9 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("fault", "lives"), [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
+@pytest.mark.parametrize("fault, lives", [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
 def test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all(
-    runs: Runs, undisturbed: tuple[int, object], fault: str, lives: str
+    runs, undisturbed, fault, lives
 ):
     text = runs.launched("basic.py", f"--fault={fault}", "--fault-after=0.4", policy="any-failed")
     assert (runs.codes, outcome(text)) == ([0], undisturbed) and who_was_hit(text) in range(2)

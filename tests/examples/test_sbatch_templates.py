@@ -1,7 +1,5 @@
 """The templates are what `nvrx submit --dry-run` prints, with comments, and hand on what they are given."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -30,11 +28,11 @@ exit 93
 
 
 @pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
-def template(request) -> Path:
+def template(request):
     return request.param
 
 
-def run_template(template: Path, tmp_path: Path, args: list[str]) -> tuple[int, list[str], str]:
+def run_template(template, tmp_path, args):
     """Run it as a batch script; its exit code, the argv of nvrx-run, and its stderr."""
     (tmp_path / "nvrx-run").write_text(RECORDER)
     (tmp_path / "nvrx-run").chmod(0o755)
@@ -45,10 +43,9 @@ def run_template(template: Path, tmp_path: Path, args: list[str]) -> tuple[int, 
     return done.returncode, argv, done.stderr
 
 
-def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch):
+def test_is_what_nvrx_submit_prints_with_comments(template, monkeypatch):
     text = template.read_text()
     said = re.search(r"^#   nvrx (submit --dry-run (?:.*\\\n#)*.*)$", text, re.MULTILINE)
-    assert said is not None
     monkeypatch.setattr(submit.os, "getcwd", lambda: "/data/me")
     monkeypatch.setattr(submit.os.path, "abspath", lambda path: os.path.normpath(f"/data/me/{path}"))
     monkeypatch.setattr(submit.sys, "prefix", submit.sys.base_prefix)  # the templates name no environment
@@ -62,20 +59,20 @@ def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch):
     ]
 
 
-def test_hands_on_the_script_its_args_and_its_exit_code(template: Path, tmp_path):
+def test_hands_on_the_script_its_args_and_its_exit_code(template, tmp_path):
     code, argv, stderr = run_template(template, tmp_path, SCRIPT_ARGS)
     assert (code, stderr) == (93, "")
     assert argv[-len(SCRIPT_ARGS) :] == SCRIPT_ARGS
     assert "--spares=1" in argv
 
 
-def test_without_a_script_it_says_how_to_use_it(template: Path, tmp_path):
+def test_without_a_script_it_says_how_to_use_it(template, tmp_path):
     code, argv, stderr = run_template(template, tmp_path, [])
     assert (code, argv) == (2, [])
     assert stderr.startswith("usage: sbatch")
 
 
-def test_the_readme_explains_every_option(template: Path):
+def test_the_readme_explains_every_option(template):
     readme = (DIRECTORY / "README.md").read_text()
     options = re.findall(r"^#SBATCH\s+--([a-z-]+)", template.read_text(), re.MULTILINE)
     assert options and [option for option in options if f"`--{option}" not in readme] == []

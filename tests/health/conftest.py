@@ -1,10 +1,5 @@
 """The recorded node, with and without GPUs; the daemon of the node health check service."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from gpu_harness import Examiner, GpuNode
 from nvhcd_harness import Daemon
@@ -12,18 +7,18 @@ from recorded import HungMount, Node
 
 
 @pytest.fixture
-def dgx(tmp_path) -> Node:
+def dgx(tmp_path):
     return Node(tmp_path / "dgx")
 
 
 @pytest.fixture
-def bare(tmp_path) -> Node:
+def bare(tmp_path):
     """Without any file of the system, for tests of everything but checks."""
     return Node(tmp_path / "dgx", empty=True)
 
 
 @pytest.fixture(scope="session")
-def examiner(nvml_standin: Path) -> Iterator[Examiner]:
+def examiner(nvml_standin):
     """A process that does one check after the other on the stand-in of NVML."""
     found = Examiner(nvml_standin)
     yield found
@@ -31,24 +26,24 @@ def examiner(nvml_standin: Path) -> Iterator[Examiner]:
 
 
 @pytest.fixture
-def gpus(dgx: Node, examiner: Examiner) -> GpuNode:
+def gpus(dgx, examiner):
     """A healthy node whose NVML can be broken."""
     return GpuNode(dgx, examiner)
 
 
 @pytest.fixture(scope="session")
-def shared_node(tmp_path_factory) -> Node:
+def shared_node(tmp_path_factory):
     return Node(tmp_path_factory.mktemp("shared") / "dgx")
 
 
 @pytest.fixture
-def nvml(shared_node: Node, examiner: Examiner) -> GpuNode:
+def nvml(shared_node, examiner):
     """As `gpus`, for tests that change no file of the node."""
     return GpuNode(shared_node, examiner)
 
 
 @pytest.fixture
-def hung_home(dgx: Node) -> Iterator[Node]:
+def hung_home(dgx):
     """A node whose /home, an NFS mount by its mountinfo, never answers."""
     mount = HungMount(dgx / "/home")
     yield dgx
@@ -56,7 +51,7 @@ def hung_home(dgx: Node) -> Iterator[Node]:
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
+def daemon():
     """Not started yet."""
     daemon = Daemon()
     yield daemon

@@ -1,20 +1,15 @@
 """The recorded node with its GPUs: checks run in one process of its own, on nvidia-ml-py and the stand-in of NVML."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from recorded import Node
 from standin import StandIn
 
 from nvrx_slurm.health.check import Verdict
-from nvrx_slurm.health.report import Report
 
 _BOUND_S = 30.0
 _PROGRAM = """
@@ -34,7 +29,7 @@ for line in sys.stdin:
 class Examiner:
     """A process that does one check after the other."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library):
         self.stand_in = StandIn(library, library / "examined")
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
@@ -44,15 +39,14 @@ class Examiner:
             text=True,
         )
 
-    def ask(self, *question: Any) -> Any:
+    def ask(self, *question):
         """What it answers. Fails if it does not within a bound, or has died of it."""
-        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
         assert select.select([self.process.stdout], [], [], _BOUND_S)[0], f"no answer to {question[0]}"
         return json.loads(self.process.stdout.readline())
 
-    def close(self) -> None:
+    def close(self):
         with self.process:
             self.process.kill()
 
@@ -60,7 +54,7 @@ class Examiner:
 class GpuNode:
     """A healthy node with 8 GPUs of 18 NVLinks each, until told otherwise."""
 
-    def __init__(self, node: Node, examiner: Examiner) -> None:
+    def __init__(self, node, examiner):
         self.node = node
         self.examiner = examiner
         self.stand_in = examiner.stand_in
@@ -71,18 +65,18 @@ class GpuNode:
         self._healthy += [f"bus.{index} 0x{address[5:7]}" for index, address in enumerate(addresses)]
         self.say()
 
-    def say(self, *lines: str) -> None:
+    def say(self, *lines):
         """Healthy but for these facts (see tests/lib/standin.c)."""
         self.stand_in.say(*self._healthy, *lines)
 
-    def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
+    def found(self, check, env=None, /, **expect):
         verdict, text, _ = self.examiner.ask(check, str(self.node.root), env or {}, expect, False)
         assert text.isprintable() and text
         return Verdict(verdict), text
 
-    def learned(self, check: str) -> dict[str, Any]:
+    def learned(self, check):
         return dict(self.examiner.ask(check, str(self.node.root), {}, {}, True)[2])
 
-    def program(self, *args: str) -> tuple[int, Report]:
+    def program(self, *args):
         """As Node.program, with this NVML."""
         return self.node.program(*args, env=self.stand_in.env)

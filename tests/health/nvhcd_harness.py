@@ -1,7 +1,5 @@
 """`nvrx health serve` in a folder of its own, and a client for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,21 +25,21 @@ WELL = '{"fail_count": 0, "failed_checks": []}'
 class Daemon:
     """A daemon, its files in a folder with a short name. Its script may be replaced between runs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="nvhcd-"))
         self.dir.chmod(0o755)
         self.socket = self.dir / "s"
-        self.settings: dict[str, Any] = {"socket_path": str(self.socket), "log_level": "debug", "timeout": 60}
+        self.settings = {"socket_path": str(self.socket), "log_level": "debug", "timeout": 60}
         self.settings["args"] = WORDS
-        self.args: list[str] = []
-        self.process: subprocess.Popen[str] | None = None
+        self.args = []
+        self.process = None
         self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
-        self.ask: Any = self.channel.unary_unary(
+        self.ask = self.channel.unary_unary(
             METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
         )
-        self._log: list[str] = []
+        self._log = []
 
-    def script(self, body: str) -> Path:
+    def script(self, body):
         """The health check script: `body` of a shell script that runs in the folder, without files of earlier ones."""
         for name in ("log", "args", "go", "ready", "own", "pid"):
             (self.dir / name).unlink(missing_ok=True)
@@ -52,11 +49,11 @@ class Daemon:
         self.settings["healthcheck_path"] = str(file)
         return file
 
-    def fifo(self, name: str) -> Path:
+    def fifo(self, name):
         os.mkfifo(self.dir / name)
         return self.dir / name
 
-    def launch(self) -> subprocess.Popen[str]:
+    def launch(self):
         file = self.dir / "nvhcd.yaml"
         file.write_text(json.dumps(self.settings))
         argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file), *self.args]
@@ -64,7 +61,7 @@ class Daemon:
         self._log = []
         return self.process
 
-    def start(self, body: str | None = None) -> Daemon:
+    def start(self, body=None):
         """Returns when it listens."""
         if body is not None:
             self.script(body)
@@ -72,9 +69,8 @@ class Daemon:
         self.wait_for("listening on")
         return self
 
-    def wait_for(self, words: str) -> None:
+    def wait_for(self, words):
         """Wait until a further line of its log has these words."""
-        assert self.process is not None and self.process.stderr is not None
         line = ""
         while words not in line:
             assert select.select([self.process.stderr], [], [], BOUND_S)[0], f"{words!r} is not in its log: {self._log}"
@@ -82,29 +78,28 @@ class Daemon:
             assert line, f"it ended: {self._log}"
             self._log.append(line)
 
-    def answer(self, *args: str) -> Any:
+    def answer(self, *args):
         return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
 
-    def error(self, *args: str) -> tuple[str, str]:
+    def error(self, *args):
         """(status, sentence) of a call that fails."""
         with pytest.raises(grpc.RpcError) as error:
             self.answer(*args)
         return error.value.code().name, error.value.details()
 
-    def lines(self, name: str) -> list[str]:
+    def lines(self, name):
         file = self.dir / name
         return file.read_text().splitlines() if file.exists() else []
 
-    def close(self) -> None:
+    def close(self):
         self.channel.close()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(BOUND_S)
         shutil.rmtree(self.dir)
 
-    def stop(self) -> None:
+    def stop(self):
         """By SIGTERM; it leaves no socket."""
-        assert self.process is not None
         self.process.terminate()
         _, log = self.process.communicate(timeout=BOUND_S)
         assert self.process.returncode == 0 and not self.socket.exists() and "Traceback" not in log, log

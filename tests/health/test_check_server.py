@@ -1,29 +1,22 @@
 """The check server: answers at once whatever goes on in the background, tells news only, and sleeps otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from gpu_harness import GpuNode
-from recorded import BOUND_S, LUSTRE, F, Node, P, U, ended
+from recorded import BOUND_S, LUSTRE, F, P, U, ended
 from standin import StandIn
 
+from nvrx_slurm.child import descendants
 from nvrx_slurm.health import report
 
 pytestmark = pytest.mark.process
 
 
-MOUNTS = "/proc/self/mountinfo"
-ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
 # The tests below look at these, whatever the preflight has by itself.
 INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-paths", "cpu-count", "gpu-recovery"))
@@ -33,35 +26,33 @@ _PROGRAM = "import runpy; runpy.run_module('nvrx_slurm.health', run_name='__main
 class CheckServer:
     """`--serve`, and its answers."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM) -> None:
+    def __init__(self, *args, env=None, program=_PROGRAM):
         argv = [sys.executable, "-I", "-c", program, "--serve", "--when", "preflight", *args]
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=kept | (env or {}), stdin=pipe, stdout=pipe, stderr=pipe)
 
-    def say(self, text: str) -> None:
-        assert self.process.stdin is not None
+    def say(self, text):
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self):
         """The next line. Fails without one within a bound."""
-        assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
         return dict(json.loads(self.process.stdout.readline().decode().partition(report.ANSWER)[2]))
 
-    def line(self) -> tuple[bool, report.Report]:
+    def line(self):
         """(whether it was asked, report) of the next line."""
         found = self.plain()
         return found["asked"], report.from_json(json.dumps(found))
 
-    def ask(self) -> report.Report:
+    def ask(self):
         self.say("check\n")
         asked, found = self.line()
         assert asked
         return found
 
-    def memory(self, seconds: float = BOUND_S) -> tuple[dict[str, float], str, str]:
+    def memory(self, seconds=BOUND_S):
         """(MiB by GPU, verdict, sentence)."""
         self.say(f"memory {seconds}\n")
         line = self.plain()
@@ -69,26 +60,24 @@ class CheckServer:
         (finding,) = line["findings"]
         return line["used_mb"], finding["verdict"], finding["text"]
 
-    def silent(self) -> bool:
-        assert self.process.stdout is not None
+    def silent(self):
         return not select.select([self.process.stdout], [], [], 0)[0]
 
-    def children(self) -> list[int]:
-        pid = self.process.pid
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    def children(self):
+        return descendants.children(self.process.pid)
 
-    def end(self) -> tuple[int, str]:
+    def end(self):
         """(exit code, stderr) after the end of its stdin."""
         _, error = self.process.communicate(timeout=BOUND_S)
         return self.process.returncode, error.decode()
 
 
 @pytest.fixture
-def serve(dgx: Node) -> Iterator[Callable[..., CheckServer]]:
+def serve(dgx):
     """Starts check servers of the recorded node; at the end they must end well and without a word on stderr."""
-    started: list[CheckServer] = []
+    started = []
 
-    def start(*args: str, env: dict[str, str] | None = None) -> CheckServer:
+    def start(*args, env=None):
         started.append(CheckServer(f"--sysroot={dgx.root}", *INCLUDED, *args, env=env))
         return started[-1]
 
@@ -97,10 +86,7 @@ def serve(dgx: Node) -> Iterator[Callable[..., CheckServer]]:
         assert server.process.returncode is not None or server.end() == (0, "")
 
 
-Serve = Callable[..., CheckServer]
-
-
-def named(found: report.Report, name: str) -> Any:
+def named(found, name):
     (finding,) = [finding for finding in found.findings if finding.check == name]
     return finding
 
@@ -108,17 +94,17 @@ def named(found: report.Report, name: str) -> Any:
 class Fifo:
     """In the place of a file that a check reads: opening it blocks the check, and is seen."""
 
-    def __init__(self, node: Node, path: str) -> None:
+    def __init__(self, node, path):
         self.place = node / path
         self.place.unlink()
         os.mkfifo(self.place)
 
-    def met(self) -> int:
+    def met(self):
         """Wait until it is opened; our own end."""
         return os.open(self.place, os.O_WRONLY)
 
 
-def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve):
+def test_each_question_is_answered_by_the_report_of_the_preflight(dgx, serve):
     server = serve()
     answers = [server.ask(), server.ask()]
     _, one_shot = dgx.program("--when", "preflight", *INCLUDED)
@@ -135,7 +121,7 @@ def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, ser
     assert [server.line()[0], server.line()[0]] == [True, True]
 
 
-def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve):
+def test_the_end_of_its_owner_ends_it_and_its_checks(dgx, serve):
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
     server.say("check\n")
@@ -146,7 +132,7 @@ def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, serve: Serve, signum: int):
+def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx, serve, signum):
     """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
@@ -161,7 +147,7 @@ def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Nod
     os.close(writer)
 
 
-def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve):
+def test_only_news_about_the_watched_are_told(dgx, serve):
     server = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
     server.ask()
     dgx.write(LUSTRE, "NOT HEALTHY\n")
@@ -176,7 +162,7 @@ def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve):
     assert {f.check for f in server.ask().grave} == {"cpu-count"} and server.silent()
 
 
-def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve):
+def test_a_watched_check_that_hangs_holds_up_no_answer(dgx, serve):
     fifo = Fifo(dgx, "/sys/devices/system/edac/mc/mc0/ue_count")
     server = serve("--only", "lustre", "--watch", "memory-errors", "--interval", "0.05", "--deadline", "600")
     writer = fifo.met()
@@ -186,7 +172,7 @@ def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve):
     os.close(writer)
 
 
-def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve):
+def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus, serve):
     args = ("--watch", "gpu-recovery", "--watch", "gpu-temperature", "--interval", "0.1")
     server = serve(*args, env=gpus.stand_in.env)
     assert named(server.ask(), "gpu-recovery").verdict is P
@@ -200,14 +186,14 @@ FOUR = ("count 4", "used 3")
 
 
 @pytest.fixture
-def four(nvml_standin: Path, tmp_path) -> StandIn:
+def four(nvml_standin, tmp_path):
     """Four GPUs without programs."""
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*FOUR)
     return stand_in
 
 
-def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve, four: StandIn):
+def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve, four):
     server = serve("--no-checks", env=four.env)
     for mb in (70000, 600, 3):
         four.say(*FOUR, f"used.2 {mb}")
@@ -217,22 +203,20 @@ def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve,
 
 
 @pytest.mark.parametrize(
-    ("facts", "visible", "expected"),
+    "facts, visible, expected",
     [
         (("missing.0 1",), "1", {"GPU 2 (GPU-2000)": 70000}),  # counted among those that the cgroup leaves
         (("nvmlInit 9",), "0", "not applicable"),
         (("nvmlDeviceGetMemoryInfo_v2.1 15",), "1", "unknown"),
     ],
 )
-def test_memory_of_the_gpus_that_a_job_may_use(
-    serve: Serve, four: StandIn, facts: tuple[str, ...], visible: str, expected: dict[str, int] | str
-):
+def test_memory_of_the_gpus_that_a_job_may_use(serve, four, facts, visible, expected):
     four.say(*FOUR, "used.2 70000", *facts)
     used_mb, verdict, _ = serve("--no-checks", env=four.env | {"CUDA_VISIBLE_DEVICES": visible}).memory()
     assert (used_mb or verdict) == expected
 
 
-def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: StandIn):
+def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve, four):
     four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
     server = serve("--only=disk-space", env=four.env)
     server.say("memory 600\n")

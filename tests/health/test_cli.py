@@ -1,13 +1,10 @@
 """`nvrx health` as people use it, and the program that hooks and the agent start."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
-from click.testing import CliRunner, Result
-from recorded import Node
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health.check import CheckFinding, Verdict
@@ -16,11 +13,11 @@ from nvrx_slurm.health.report import Report, from_json
 pytestmark = pytest.mark.process
 
 
-def nvrx(dgx: Node, command: str, *args: str) -> Result:
+def nvrx(dgx, command, *args):
     return CliRunner().invoke(main, ["health", command, "--sysroot", str(dgx.root), *args])
 
 
-def test_run_shows_a_table_with_failures_first(dgx: Node):
+def test_run_shows_a_table_with_failures_first(dgx):
     dgx.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
     site = dgx.site(checks={"cpu-count": {"on_fail": "warn"}}, expect={"cpus": 1})
     found = nvrx(dgx, "run", "--node", "dgx07", "--config", site)
@@ -35,7 +32,7 @@ def test_run_shows_a_table_with_failures_first(dgx: Node):
 
 
 @pytest.mark.parametrize(
-    ("args", "code"),
+    "args, code",
     [
         ((), 0),
         (("--when", "preflight"), 0),
@@ -44,21 +41,21 @@ def test_run_shows_a_table_with_failures_first(dgx: Node):
         (("--sysroot", "/nowhere"), 2),
     ],
 )
-def test_exit_codes(dgx: Node, args: tuple[str, ...], code: int):
+def test_exit_codes(dgx, args, code):
     assert nvrx(dgx, "run", *args).exit_code == code
     process = dgx.start(*args)
     process.communicate(timeout=60)
     assert process.returncode == code
 
 
-def test_unknown_is_3_unless_the_site_wants_more(dgx: Node):
+def test_unknown_is_3_unless_the_site_wants_more(dgx):
     dgx.write("/proc/meminfo", "junk")
     assert nvrx(dgx, "run").exit_code == 3
     site = dgx.site(checks={"memory-size": {"on_unknown": "fail"}})
     assert nvrx(dgx, "run", "--config", site).exit_code == 1
 
 
-def test_json_is_one_line_for_machines(dgx: Node):
+def test_json_is_one_line_for_machines(dgx):
     found = nvrx(dgx, "run", "--json", "--when", "prolog")
     plain = json.loads(found.stdout)
     assert plain["verdict"] == "pass" and plain["when"] == "prolog"
@@ -71,7 +68,7 @@ def test_json_is_one_line_for_machines(dgx: Node):
     ["", "{}", "[]", '{"findings": [{"verdict": "well"}]}', "[" * 200_000],
     ids=range(5),
 )
-def test_a_report_that_is_none_is_refused(line: str):
+def test_a_report_that_is_none_is_refused(line):
     with pytest.raises(ValueError, match="not a health report"):
         from_json(line)
 
@@ -81,7 +78,7 @@ def test_a_report_survives_json():
     assert from_json(report.as_json()) == report
 
 
-def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node):
+def test_list_and_explain_tell_what_holds_on_this_node(dgx):
     site = dgx.site(checks={"mounts": {"when": ["preflight"], "budget": 1.5}}, expect={"mounts": ["/home"]})
     where = ("--config", site, "--node", "dgx07")
     text = nvrx(dgx, "list", *where).stdout
@@ -100,7 +97,7 @@ def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node):
     assert wrong.exit_code == 2 and "there is no check 'mount'; did you mean mounts?" in wrong.stderr
 
 
-def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Node, tmp_path):
+def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx, tmp_path):
     file = tmp_path / "site.yaml"
     assert nvrx(dgx, "init", "--node", "dgx07", "--output", str(file)).exit_code == 0
     assert nvrx(dgx, "run", "--node", "dgx07", "--config", str(file)).exit_code == 0
@@ -119,7 +116,7 @@ def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Nod
     assert nvrx(dgx, "init", "--node", "a[1-2]").exit_code == 2
 
 
-def test_ack_ends_what_was_repaired(dgx: Node):
+def test_ack_ends_what_was_repaired(dgx):
     with (dgx / "/dev/kmsg").open("a") as log:
         log.write("4,3000,8211000001,-;NVRM: Xid (PCI:0000:52:00): 79, GPU has fallen off the bus.\n")
     assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 1

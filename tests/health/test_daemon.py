@@ -1,7 +1,5 @@
 """`nvrx health serve`: a real daemon on a real socket: its answers, its socket, and what it leaves behind."""
 
-from __future__ import annotations
-
 import grp
 import json
 import os
@@ -10,14 +8,12 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from nvhcd_harness import BOUND_S, WELL, Daemon, pb
-from recorded import Node, ended
+from recorded import ended
 
 from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.errors import UsageError
@@ -30,7 +26,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "serve-node-hea
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Daemon]:
+def shared():
     """One daemon for all tests that neither end nor configure it."""
     daemon = Daemon()
     yield daemon.start("")
@@ -39,7 +35,7 @@ def shared() -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize(
-    ("body", "answer"),
+    "body, answer",
     [
         (f"echo '{WELL}'", (True, 0, WELL, "")),
         ("""echo '{"fail_count": 1, "more": 2}'; echo why >&2; exit 1""",
@@ -51,24 +47,24 @@ def shared() -> Iterator[Daemon]:
          (True, 0, WELL, "\0" * 16384)),
     ],
 )  # fmt: skip
-def test_the_answer_is_the_scripts(shared: Daemon, body: str, answer: tuple[bool, int, str, str]):
+def test_the_answer_is_the_scripts(shared, body, answer):
     shared.script(body)
     found = shared.answer("--no-slurm")
     assert (found.success, found.exit_code, found.output, found.error) == answer
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    "body, said",
     [("echo so far >&2; kill -9 $$", "signal 9: so far"), ("exec /no/such/program", "cannot be executed")],
 )
-def test_a_script_that_cannot_tell_is_no_answer(shared: Daemon, body: str, said: str):
+def test_a_script_that_cannot_tell_is_no_answer(shared, body, said):
     """To a client a failed call is unknown: the node stays in use."""
     shared.script(body)
     code, details = shared.error()
     assert code == "ABORTED" and said in details
 
 
-def test_only_words_that_were_listed_are_handed_on(shared: Daemon):
+def test_only_words_that_were_listed_are_handed_on(shared):
     shared.script("""printf '%s\n' "$@" >> args""")
     given = [["--no-slurm"], ["--no-slurm", "--group", "prolog", "gpu"], ["a" * 256, *["b"] * 63]]
     for args in given:
@@ -79,7 +75,7 @@ def test_only_words_that_were_listed_are_handed_on(shared: Daemon):
     assert shared.lines("args") == [word for args in given for word in args]
 
 
-def test_runs_take_place_one_after_the_other(shared: Daemon):
+def test_runs_take_place_one_after_the_other(shared):
     """Each call has a run of its own; one whose client has given up has none."""
     shared.script("echo start $1 >> log; read x < go; echo stop >> log")
     go = shared.fifo("go")
@@ -96,14 +92,14 @@ LEAVES = "setsid sh -c 'echo $$ > pid; echo > go; exec sleep 600' & read x < go"
 NEVER = f"trap '' TERM; echo $$ > own; {LEAVES}; echo stuck >&2; echo > ready; while :; do read x < go; done"
 
 
-def test_a_process_that_keeps_the_output_open_is_killed(shared: Daemon):
+def test_a_process_that_keeps_the_output_open_is_killed(shared):
     shared.script(LEAVES)
     shared.fifo("go")
     assert shared.answer().success
     assert ended(int(*shared.lines("pid")))
 
 
-def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon: Daemon):
+def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon):
     daemon.settings["timeout"] = 3  # enough to begin on a busy machine
     daemon.start(NEVER.replace("echo > ready; ", ""))
     daemon.fifo("go")
@@ -114,7 +110,7 @@ def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon: Daemon):
     assert daemon.answer().success
 
 
-def begun(daemon: Daemon) -> grpc.Future:
+def begun(daemon):
     """A call whose script runs, and has started another process in a session of its own."""
     daemon.start(NEVER)
     daemon.fifo("go")
@@ -124,7 +120,7 @@ def begun(daemon: Daemon) -> grpc.Future:
     return asking
 
 
-def test_sigterm_during_a_run_leaves_nothing(daemon: Daemon):
+def test_sigterm_during_a_run_leaves_nothing(daemon):
     asking = begun(daemon)
     waiting = daemon.ask.future(pb.HealthCheckRequest(args=["next"]), timeout=BOUND_S)
     with socket.socket(socket.AF_UNIX) as silent:
@@ -135,9 +131,8 @@ def test_sigterm_during_a_run_leaves_nothing(daemon: Daemon):
     assert ended(int(*daemon.lines("pid"))) and ended(int(*daemon.lines("own")))
 
 
-def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemon: Daemon):
+def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemon):
     asking = begun(daemon)
-    assert daemon.process is not None
     daemon.process.kill()
     daemon.process.wait(BOUND_S)
     assert asking.code() is grpc.StatusCode.UNAVAILABLE
@@ -147,7 +142,7 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemo
     daemon.stop()
 
 
-def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon: Daemon):
+def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon):
     script = daemon.script("echo begun >> log")
     runs = service.Runs(config.NvhcdFile(healthcheck_path=str(script)), "/")
     with subprocess.Popen(["/bin/sleep", "600"]) as stuck:
@@ -159,9 +154,9 @@ def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon: Daemon):
 
 
 @pytest.mark.parametrize(
-    ("may", "mode"), [({}, 0o600), ({"group": "daemon"}, 0o660), ({"everybody": True}, 0o666)], ids=str
+    "may, mode", [({}, 0o600), ({"group": "daemon"}, 0o660), ({"everybody": True}, 0o666)], ids=str
 )
-def test_who_may_ask(daemon: Daemon, may: dict[str, Any], mode: int):
+def test_who_may_ask(daemon, may, mode):
     """Of a file that lists no words a call may have one, NVRx's own."""
     daemon.settings |= may
     del daemon.settings["args"]
@@ -172,7 +167,7 @@ def test_who_may_ask(daemon: Daemon, may: dict[str, Any], mode: int):
     assert daemon.error("gpu")[0] == "INVALID_ARGUMENT"
 
 
-def refused(daemon: Daemon) -> str:
+def refused(daemon):
     """The sentence with which it does not start; in this process."""
     file = daemon.dir / "nvhcd.yaml"
     file.write_text(json.dumps(daemon.settings))
@@ -182,7 +177,7 @@ def refused(daemon: Daemon) -> str:
     return str(error.value)
 
 
-def test_only_a_dead_socket_is_replaced(daemon: Daemon):
+def test_only_a_dead_socket_is_replaced(daemon):
     for make in (daemon.socket.touch, lambda: daemon.socket.symlink_to("kept")):
         make()
         assert "not a socket" in refused(daemon)
@@ -195,7 +190,7 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    "settings, said",
     [
         ({"socket_pth": "/run/s"}, "did you mean socket_path"),
         ({"socket_path": "/tmp/" + "s" * 103}, "107 bytes"),
@@ -205,12 +200,12 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon):
         ({"group": "no-such-group"}, "no such group: 'no-such-group'"),
     ],
 )
-def test_wrong_settings_are_told(daemon: Daemon, settings: dict[str, object], said: str):
+def test_wrong_settings_are_told(daemon, settings, said):
     daemon.settings |= settings
     assert said in refused(daemon) and list(daemon.dir.glob("s*")) == []
 
 
-def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node):
+def test_without_a_script_our_own_checks_answer(daemon, dgx):
     daemon.args = ["--sysroot", str(dgx.root)]
     daemon.start()
     found = daemon.answer("--no-slurm")
@@ -224,8 +219,8 @@ def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node):
     assert code == "ABORTED" and "'cpu'" in details
 
 
-@pytest.mark.parametrize(("bcm", "count"), [("exit 0", 0), ("echo 2 GPUs are gone >&2; exit 1", 1)])
-def test_the_wrapper_in_the_docs_works(shared: Daemon, bcm: str, count: int):
+@pytest.mark.parametrize("bcm, count", [("exit 0", 0), ("echo 2 GPUs are gone >&2; exit 1", 1)])
+def test_the_wrapper_in_the_docs_works(shared, bcm, count):
     (text,) = re.findall(r"^```sh wrapper\n(.*?)^```", DOCS.read_text(), re.M | re.S)
     script = shared.script("")
     checks = shared.dir / "bcm"

@@ -1,9 +1,6 @@
 """The grammar of reasons, and which nodes may be drained and taken back."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +10,13 @@ from nvrx_slurm.health.check import CheckFinding, Verdict
 from nvrx_slurm.health.hooks import drains as drain
 from nvrx_slurm.slurm.api import text as slurm_text
 from nvrx_slurm.slurm.api.cli import Slurm
-from nvrx_slurm.slurm.api.facts import NodeFacts, SlurmError
+from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.api.tools import Tools, find
 
 pytestmark = pytest.mark.fast
 
 
-def parse_note(line: str) -> NodeFacts:
+def parse_note(line):
     return slurm_text.nodes(line)["n1"]
 
 
@@ -28,7 +25,7 @@ NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(NAMES, st.text(max_size=150)), min_size=1, max_size=8))
-def test_any_reason_survives_slurm(failed: list[tuple[str, str]]):
+def test_any_reason_survives_slurm(failed):
     """What scontrol shows of it, with the user behind it, is read as what was meant."""
     text = drain.reason(CheckFinding(check, Verdict.FAIL, said) for check, said in failed)
     assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
@@ -36,7 +33,7 @@ def test_any_reason_survives_slurm(failed: list[tuple[str, str]]):
     note = parse_note(line)
     assert note.states == {"IDLE", "DRAIN"} and note.reason_by == "root"
     why = drain.ours(note)
-    assert why is not None and why.checks == tuple(dict.fromkeys(check for check, _ in failed))
+    assert why.checks == tuple(dict.fromkeys(check for check, _ in failed))
     assert len(why.text) <= drain.MAX_TEXT
 
 
@@ -84,7 +81,7 @@ def test_only_one_node_is_ever_named():
             Slurm(Tools(trusted="/bin/echo")).drain(name, "x")
 
 
-def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
+def note(path, body="", within_s=60.0):
     """What `scontrol show node n1` says, of a scontrol of this body, as hooks ask."""
     if body:
         path.write_text(f"#!/bin/sh\n{body}\n")
@@ -93,7 +90,7 @@ def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
 
 
 @pytest.mark.parametrize(
-    ("body", "within_s", "said"),
+    "body, within_s, said",
     [
         ("echo NodeName=n1 State=IDLE; exec sleep 600", 0.5, "did not end"),
         ("head -c 70000000 /dev/zero", 60.0, "67108864 bytes"),
@@ -102,7 +99,7 @@ def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
         ("echo NodeName=n2 State=IDLE", 60.0, "n1"),
     ],
 )
-def test_scontrol_that_does_not_work(tmp_path, body: str, within_s: float, said: str):
+def test_scontrol_that_does_not_work(tmp_path, body, within_s, said):
     with pytest.raises(SlurmError, match=said):
         note(tmp_path / "scontrol", body, within_s)
 

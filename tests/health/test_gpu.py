@@ -1,16 +1,11 @@
 """GPUs: each fact of a healthy node broken alone, and every function of NVML that fails or hangs."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 
 import pytest
 import standin
-from gpu_harness import GpuNode
 from recorded import CHECKS, F, N, P, U
-
-from nvrx_slurm.health.check import Verdict
 
 pytestmark = pytest.mark.process
 
@@ -18,7 +13,7 @@ pytestmark = pytest.mark.process
 OF_NVML = [name for name, check in CHECKS.items() if check.reads.startswith("NVML")]
 
 
-def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml: GpuNode):
+def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml):
     nvml.say("nvmlInit 0", "nvmlShutdown hang")  # an outcome is recorded, also success; closing is not needed
     code, report = nvml.program()
     assert (code, [f for f in report.findings if f.verdict not in (P, N)], report.notes) == (0, [], [])
@@ -28,10 +23,9 @@ def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml: GpuNode):
 
 
 OLD_CLOCKS = "nvmlDeviceGetCurrentClocksEventReasons 13"
-Row = tuple[str, list[str], dict[str, object], Verdict, str]
 
 # check, NVML's facts, what is expected, verdict, part of the sentence
-BROKEN: list[Row] = [
+BROKEN = [
     ("gpu-count", ["count 7"], {}, F, "7 GPUs instead of 8"),
     ("gpu-count", ["nvmlInit 9"], {}, F, "Driver Not Loaded"),
     ("gpu-count", ["nvmlInit 12"], {"gpus": 8}, F, "8 GPUs cannot be used"),
@@ -53,10 +47,8 @@ BROKEN: list[Row] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "facts", "expect", "verdict", "text"), BROKEN)
-def test_one_broken_fact_is_found(
-    nvml: GpuNode, check: str, facts: list[str], expect: dict[str, object], verdict: Verdict, text: str
-):
+@pytest.mark.parametrize("check, facts, expect, verdict, text", BROKEN)
+def test_one_broken_fact_is_found(nvml, check, facts, expect, verdict, text):
     nvml.say(*facts)
     said = nvml.found(check, **expect)
     assert said[0] is verdict and text in said[1], said
@@ -64,8 +56,8 @@ def test_one_broken_fact_is_found(
     assert told <= set(nvml.stand_in.met())
 
 
-@pytest.mark.parametrize(("where", "verdict"), [("kthreadd", F), ("sh", P)])
-def test_a_container_has_gpus_of_its_own(gpus: GpuNode, where: str, verdict: Verdict):
+@pytest.mark.parametrize("where, verdict", [("kthreadd", F), ("sh", P)])
+def test_a_container_has_gpus_of_its_own(gpus, where, verdict):
     """It sees the whole PCI bus."""
     gpus.node.write("/proc/2/comm", f"{where}\n")
     gpus.say("count 1")
@@ -77,7 +69,7 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
 
 
 @pytest.mark.parametrize(
-    ("check", "facts", "env", "verdict", "text"),
+    "check, facts, env, verdict, text",
     [
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "2"}, P, "2 GPUs"),  # the node's others do not count
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "3"}, F, "2 GPUs instead of 3"),
@@ -89,9 +81,7 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
         ("gpu-recovery", ["action.5 1", "missing.0 1", "missing.1 1"], {"CUDA_VISIBLE_DEVICES": "3"}, F, "(GPU-5000)"),
     ],
 )
-def test_a_job_looks_at_its_own_gpus(
-    nvml: GpuNode, check: str, facts: list[str], env: dict[str, str], verdict: Verdict, text: str
-):
+def test_a_job_looks_at_its_own_gpus(nvml, check, facts, env, verdict, text):
     nvml.say(*facts)
     said = nvml.found(check, JOB | env)
     assert said[0] is verdict and text in said[1], said
@@ -108,7 +98,7 @@ NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
 
 
 @pytest.mark.parametrize("codes", [(15,), pytest.param((3, 4242), marks=pytest.mark.matrix)])
-def test_each_function_that_fails_is_a_sentence(nvml: GpuNode, codes: tuple[int, ...]):
+def test_each_function_that_fails_is_a_sentence(nvml, codes):
     """Not supported, lost, a number from the future: never a traceback, never a wrong pass."""
     assert len(FUNCTIONS) == 19
     for function, code in product(FUNCTIONS, codes):
@@ -122,7 +112,7 @@ def test_each_function_that_fails_is_a_sentence(nvml: GpuNode, codes: tuple[int,
         assert function in nvml.stand_in.met()
 
 
-def test_a_function_that_hangs_is_unknown_and_named(nvml: GpuNode):
+def test_a_function_that_hangs_is_unknown_and_named(nvml):
     nvml.say("nvmlDeviceGetTemperature.5 hang")
     code, report = nvml.program("--only", "gpu-temperature", "--deadline", "2")
     (finding,) = report.findings
@@ -130,7 +120,7 @@ def test_a_function_that_hangs_is_unknown_and_named(nvml: GpuNode):
     assert finding.text.startswith("timed out") and finding.text.endswith("temperature of GPU 5"), finding.text
 
 
-def test_nvlink_errors_count_from_the_first_run_on(gpus: GpuNode):
+def test_nvlink_errors_count_from_the_first_run_on(gpus):
     """tests/health/test_nic.py has the window and counters that start anew."""
     gpus.say("field208 500")
     assert gpus.found("nvlink-errors") == (P, "0 errors lately")
@@ -140,7 +130,7 @@ def test_nvlink_errors_count_from_the_first_run_on(gpus: GpuNode):
     assert gpus.found("nvlink-errors", nvlink_errors_max=0) == (F, both)
 
 
-def test_nvlink_errors_of_older_gpus(gpus: GpuNode):
+def test_nvlink_errors_of_older_gpus(gpus):
     """Ampere: replays and recoveries by fields of their own."""
     old = ["links 12", "result208 3", "result215 3"]
     gpus.say(*old, "field46 3", "field53 1")
@@ -151,7 +141,7 @@ def test_nvlink_errors_of_older_gpus(gpus: GpuNode):
     assert gpus.found("nvlink-errors")[0] is N
 
 
-def test_what_gpus_have_is_learned(gpus: GpuNode):
+def test_what_gpus_have_is_learned(gpus):
     gpus.say("driver 570.86.15")
     assert gpus.learned("gpu-count") == {"gpus": 8} and gpus.learned("gpu-driver") == {"gpu_driver": "570.86.15"}
     assert gpus.learned("nvlink") == {"nvlinks": 18}

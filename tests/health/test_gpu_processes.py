@@ -1,10 +1,7 @@
 """GPUs still in use: which processes are left over, in prologs, epilogs and for a person."""
 
-from __future__ import annotations
-
 import pytest
-from gpu_harness import GpuNode
-from recorded import CHECKS, F, N, Node, P, U
+from recorded import CHECKS, F, N, P, U
 
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.checks import gpu_processes as module
@@ -21,7 +18,7 @@ HOOK = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}  # what our hook.sh hands 
 
 
 @pytest.fixture
-def node(gpus: GpuNode) -> GpuNode:
+def node(gpus):
     """With process 4711 of job 7 and 4712 of no job."""
     for pid, cgroup in ((4711, CGROUP.format(7)), (4712, "0::/user.slice/user-1000.slice/session-3.scope\n")):
         gpus.node.write(f"/proc/{pid}/comm", "python\n")
@@ -30,7 +27,7 @@ def node(gpus: GpuNode) -> GpuNode:
 
 
 @pytest.mark.parametrize(
-    ("process", "env", "blamed"),
+    "process, env, blamed",
     [
         ("processes.3 4712:70000", {}, True),
         ("processes.3 4711:70000", PROLOG, False),
@@ -41,7 +38,7 @@ def node(gpus: GpuNode) -> GpuNode:
         ("processes.3 4711:70000", {"SLURM_JOB_ID": "8", "SLURM_JOB_GPUS": ""}, False),  # a job without GPUs
     ],
 )
-def test_whose_processes_are_left_over(node: GpuNode, process: str, env: dict[str, str], blamed: bool):
+def test_whose_processes_are_left_over(node, process, env, blamed):
     node.say(process)
     verdict, text = node.found("gpu-processes", env, gpu_settle_s=0)
     pid = process.split()[1].partition(":")[0]
@@ -52,7 +49,7 @@ def test_whose_processes_are_left_over(node: GpuNode, process: str, env: dict[st
     )
 
 
-def test_slurm_means_device_files(node: GpuNode):
+def test_slurm_means_device_files(node):
     """NVML's GPU 5 is /dev/nvidia3."""
     node.say("minor.5 3", "minor.3 5", "processes.5 4712:70000")
     said = node.found("gpu-processes", PROLOG, gpu_settle_s=0)
@@ -68,7 +65,7 @@ def test_slurm_means_device_files(node: GpuNode):
     assert node.stand_in.met().count("nvmlDeviceGetMinorNumber") >= 3
 
 
-def test_services_may_be_there(node: GpuNode):
+def test_services_may_be_there(node):
     node.say("processes 4712:5")
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
     assert node.found("gpu-processes", gpu_settle_s=0, gpu_processes=["python"])[0] is P
@@ -76,7 +73,7 @@ def test_services_may_be_there(node: GpuNode):
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
 
 
-def test_memory_without_a_process_is_left_over(node: GpuNode):
+def test_memory_without_a_process_is_left_over(node):
     node.say("used.3 70000")
     assert node.found("gpu-processes", gpu_settle_s=0) == (
         F,
@@ -91,7 +88,7 @@ def test_memory_without_a_process_is_left_over(node: GpuNode):
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
 
 
-def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode):
+def test_memory_that_a_new_driver_does_not_tell_is_unknown(node):
     """The old function counts the driver's own memory, too: 604 MiB of an idle H100."""
     node.say("used 4", "reserved 600", "nvmlDeviceGetMemoryInfo_v2.3 15")
     verdict, text = node.found("gpu-processes")
@@ -100,17 +97,17 @@ def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode):
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F, "hidden by what is unknown"
 
 
-def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode):
+def test_gpus_without_memory_of_their_own_are_judged_by_processes(node):
     node.say("nvmlDeviceGetMemoryInfo_v2 3")
     assert node.found("gpu-processes") == (P, "no process is left over on 8 GPUs")
     node.say("nvmlDeviceGetMemoryInfo_v2 3", "processes.3 4712:70000")
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
 
 
-def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch):
+def test_what_ends_in_the_meantime_is_not_blamed(dgx, monkeypatch):
     """A second look, one second later, finds it gone."""
     uses = iter([GpuUse({"GPU 0": 9000.0}, {}), GpuUse({"GPU 0": 3.0}, {})])
-    waited: list[float] = []
+    waited = []
     monkeypatch.setattr(module, "gpu_use", lambda node, expected: next(uses))
     monkeypatch.setattr(module.time, "sleep", waited.append)
     expected = {"gpu_memory_used_mb": 512.0, "gpu_processes": (), "gpu_settle_s": 1000.0}

@@ -1,12 +1,10 @@
 """Prolog, epilog and HealthCheckProgram: their decisions, and their calls of scontrol. In this process."""
 
-from __future__ import annotations
-
 import os
 import sys
 
 import pytest
-from hooks_harness import DRAIN, FAILED, SHOW, SLACK_S, SUCCESS, UNDRAIN, Hooks, as_root, drained, made, script
+from hooks_harness import DRAIN, FAILED, SHOW, SLACK_S, SUCCESS, UNDRAIN, as_root, drained, made, script
 
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.hooks import drains
@@ -17,11 +15,11 @@ WARN = {"lustre": {"on_fail": "warn"}}
 
 
 @pytest.fixture
-def hooks(tmp_path, monkeypatch) -> Hooks:
+def hooks(tmp_path, monkeypatch):
     return made(tmp_path, monkeypatch)
 
 
-def test_a_healthy_node_gets_its_job_and_slurmctld_is_not_asked(hooks: Hooks):
+def test_a_healthy_node_gets_its_job_and_slurmctld_is_not_asked(hooks):
     ran = hooks.run("prolog")
     assert ran.code == 0 and "n1 job 7: pass: " in ran.log, ran.log
     assert hooks.run("epilog", **FAILED).code == 0 and hooks.asked() == []
@@ -41,11 +39,9 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("row", BROKEN, ids=str)
-def test_a_failure_drains_with_our_reason(
-    hooks: Hooks, row: tuple[str, dict[str, object], dict[str, str], int, list[str]]
-):
+def test_a_failure_drains_with_our_reason(hooks, row):
     hook, rules, env, code, asked = row
-    hooks.site(checks=rules)  # type: ignore[arg-type]
+    hooks.site(checks=rules)
     hooks.break_lustre()
     ran = hooks.run(hook, **env)
     assert (ran.code, hooks.asked()) == (code, asked)
@@ -53,12 +49,12 @@ def test_a_failure_drains_with_our_reason(
 
 
 @pytest.mark.parametrize(
-    ("note", "said"),
+    "note, said",
     [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"),
      (drained("keep: a fan"), "already"), ("NodeName=n1 State=DOWN* Reason=Not responding", "already"),
      ("junk", "does not name"), ("NodeName=n2 State=IDLE", "does not name")],
 )  # fmt: skip
-def test_a_drain_and_a_reason_of_others_are_never_overwritten(hooks: Hooks, note: str, said: str):
+def test_a_drain_and_a_reason_of_others_are_never_overwritten(hooks, note, said):
     """A node whose note cannot be read may be drained by others. The exit code keeps the job away, and Slurm drains."""
     unknown = int(said == "does not name")
     hooks.slurm_says(note)
@@ -70,7 +66,7 @@ def test_a_drain_and_a_reason_of_others_are_never_overwritten(hooks: Hooks, note
 
 
 @pytest.mark.parametrize("trouble", ["fails", "hangs"])
-def test_slurm_drains_if_we_cannot(hooks: Hooks, trouble: str):
+def test_slurm_drains_if_we_cannot(hooks, trouble):
     (hooks.root / f"scontrol-{trouble}").touch()
     hooks.settings["PROLOG_BUDGET"] = 3
     hooks.break_lustre()
@@ -79,7 +75,7 @@ def test_slurm_drains_if_we_cannot(hooks: Hooks, trouble: str):
         assert ran.code == 1 and "the node cannot be drained" in ran.log and ran.took_s < 3 + SLACK_S
 
 
-def test_a_check_that_hangs_leaves_time_to_tell_slurm(hooks: Hooks):
+def test_a_check_that_hangs_leaves_time_to_tell_slurm(hooks):
     """The check may take longer than the whole hook."""
     hooks.settings["PROLOG_BUDGET"] = 3
     os.unlink(hooks.node / "sys/fs/lustre/health_check")
@@ -94,19 +90,19 @@ def test_a_check_that_hangs_leaves_time_to_tell_slurm(hooks: Hooks):
 
 
 @pytest.mark.parametrize(
-    ("allowed", "comment", "code"),
+    "allowed, comment, code",
     [
         ((), "nvrx:skip", 1), (("mounts",), "nvrx:skip=lustre", 1), (("lustre",), "run 5; nvrx:skip=lustre", 0),
         (("all",), "nvrx:skip=lustre,mounts", 0), (("all",), "nvrx:skip=mounts", 1), (("all",), "xnvrx:skip", 1),
     ],
 )  # fmt: skip
-def test_a_comment_skips_what_the_site_allows(hooks: Hooks, allowed: tuple[str, ...], comment: str, code: int):
+def test_a_comment_skips_what_the_site_allows(hooks, allowed, comment, code):
     hooks.site(hooks={"allow_skip": list(allowed)})
     hooks.break_lustre()
     assert hooks.run("prolog", SLURM_JOB_COMMENT=comment).code == code
 
 
-def test_a_wrong_or_untrusted_site_file_is_not_obeyed(hooks: Hooks):
+def test_a_wrong_or_untrusted_site_file_is_not_obeyed(hooks):
     hooks.break_lustre()
     (hooks.root / "health.yaml").write_text("hooks: {undrian: no}\n")
     ran = hooks.run("prolog")
@@ -117,7 +113,7 @@ def test_a_wrong_or_untrusted_site_file_is_not_obeyed(hooks: Hooks):
     assert ran.code not in (0, 1) and "not trusted" in ran.log and hooks.asked() == []
 
 
-def test_slurmctld_is_asked_once_while_all_is_well(hooks: Hooks):
+def test_slurmctld_is_asked_once_while_all_is_well(hooks):
     for _ in range(3):
         assert hooks.run("healthcheck").code == 0
     assert hooks.asked() == [SHOW]
@@ -127,7 +123,7 @@ def test_slurmctld_is_asked_once_while_all_is_well(hooks: Hooks):
 
 
 @pytest.mark.parametrize("by", ["healthcheck", "prolog"])
-def test_it_takes_back_what_hooks_drained(hooks: Hooks, by: str):
+def test_it_takes_back_what_hooks_drained(hooks, by):
     hooks.run("healthcheck")
     hooks.break_lustre()
     hooks.run(by)
@@ -141,7 +137,7 @@ def test_it_takes_back_what_hooks_drained(hooks: Hooks, by: str):
 
 
 @pytest.mark.parametrize("states", ["IDLE+DRAIN+MAINTENANCE+RESERVED", "DOWN", "INVAL+IDLE+DRAIN"])
-def test_a_node_of_ours_is_taken_back_when_its_other_state_is_over(hooks: Hooks, states: str):
+def test_a_node_of_ours_is_taken_back_when_its_other_state_is_over(hooks, states):
     hooks.slurm_says(drained("nvrx:lustre:x", states))
     hooks.run("healthcheck")
     assert hooks.asked() == [SHOW]
@@ -150,7 +146,7 @@ def test_a_node_of_ours_is_taken_back_when_its_other_state_is_over(hooks: Hooks,
     assert hooks.note() == "IDLE" and hooks.asked()[-1] == UNDRAIN
 
 
-def test_a_drain_that_came_late_is_found_within_an_hour(hooks: Hooks, monkeypatch):
+def test_a_drain_that_came_late_is_found_within_an_hour(hooks, monkeypatch):
     """As one that slurmctld did not confirm, or that came while the periodic hook asked."""
     hooks.run("healthcheck")
     hooks.slurm_says(drained("nvrx:lustre:x"))
@@ -162,7 +158,7 @@ def test_a_drain_that_came_late_is_found_within_an_hour(hooks: Hooks, monkeypatc
     assert hooks.note() == "IDLE"
 
 
-def test_a_reason_that_changes_while_the_checks_run_keeps_the_node(hooks: Hooks):
+def test_a_reason_that_changes_while_the_checks_run_keeps_the_node(hooks):
     hooks.slurm_says(drained("nvrx:lustre:x"))
     changed = drained("nvrx:lustre,fan:x")
     hooks.own("fan", ["periodic"])
@@ -171,7 +167,7 @@ def test_a_reason_that_changes_while_the_checks_run_keeps_the_node(hooks: Hooks)
     assert UNDRAIN not in hooks.asked()
 
 
-def test_a_second_failure_has_to_pass_too(hooks: Hooks):
+def test_a_second_failure_has_to_pass_too(hooks):
     """`fan` is the epilog's check. The node was drained for lustre, which passes."""
     fan = hooks.own("fan", ["epilog"])
     hooks.break_lustre()
@@ -189,7 +185,7 @@ def test_a_second_failure_has_to_pass_too(hooks: Hooks):
     assert hooks.note() == "IDLE"
 
 
-def test_a_check_that_does_not_apply_any_more_has_not_passed(hooks: Hooks):
+def test_a_check_that_does_not_apply_any_more_has_not_passed(hooks):
     hooks.slurm_says(drained("nvrx:lustre:x"))
     os.unlink(hooks.node / "sys/fs/lustre/health_check")
     hooks.run("healthcheck")
@@ -197,7 +193,7 @@ def test_a_check_that_does_not_apply_any_more_has_not_passed(hooks: Hooks):
 
 
 @pytest.mark.parametrize(
-    ("site", "reason", "back"),
+    "site, reason, back",
     [
         ({}, "nvrx:lustre:x", True),
         ({"hooks": {"undrain": False}}, "nvrx:lustre:x", False),
@@ -206,14 +202,14 @@ def test_a_check_that_does_not_apply_any_more_has_not_passed(hooks: Hooks):
         ({"checks": {"lustre": {"when": ["preflight"]}}}, "nvrx:lustre,gpu-leftovers:x", False),
     ],
 )
-def test_the_site_decides_what_is_taken_back(hooks: Hooks, site: dict[str, dict[str, object]], reason: str, back: bool):
-    hooks.site(**site)  # type: ignore[arg-type]
+def test_the_site_decides_what_is_taken_back(hooks, site, reason, back):
+    hooks.site(**site)
     hooks.slurm_says(drained(reason))
     hooks.run("healthcheck")
     assert hooks.updates() == ([UNDRAIN] if back else [])
 
 
-def test_a_module_that_is_not_trusted_changes_no_verdict(hooks: Hooks, monkeypatch):
+def test_a_module_that_is_not_trusted_changes_no_verdict(hooks, monkeypatch):
     """A drain needs more modules than the checks: without them the exit code makes Slurm drain."""
     monkeypatch.setitem(sys.modules, "nvrx_slurm.slurm.api.cli", None)  # import raises ImportError
     hooks.break_lustre()

@@ -1,19 +1,16 @@
 """Hooks as Slurm starts them: what hook.sh trusts as root, and that a verdict comes in time whatever hangs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, Hooks, as_root, made, script
+from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, as_root, made, script
 from recorded import HungMount, ended
 
 from nvrx_slurm.health.hooks.run import REFUSE
@@ -24,20 +21,18 @@ LONG_S = 50  # of a hook that would wait for what hangs
 
 
 @pytest.fixture
-def hooks(tmp_path, monkeypatch) -> Hooks:
+def hooks(tmp_path, monkeypatch):
     found = made(tmp_path, monkeypatch)
     found.install()
     return found
 
 
-def own(path: Path, uid: int = NOBODY) -> None:
+def own(path, uid=NOBODY):
     os.chown(path, uid, -1, follow_symlinks=False)
 
 
-@pytest.mark.parametrize(
-    ("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])]
-)
-def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]):
+@pytest.mark.parametrize("hook, code, asked", [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])])
+def test_each_hook_drains_a_broken_node(hooks, hook, code, asked):
     assert hooks.sh(hook, **FAILED).code == 0
     before = len(hooks.asked())
     assert before == (hook == "healthcheck")
@@ -47,7 +42,7 @@ def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, aske
     assert hooks.asked()[before:] == asked[before:]
 
 
-def test_people_without_a_terminal_see_what_happens(hooks: Hooks):
+def test_people_without_a_terminal_see_what_happens(hooks):
     """As root by ssh; but not a daemon of Slurm, whose pipe a blocked process would hold open."""
 
     def said(*around: str) -> str:
@@ -65,7 +60,7 @@ def test_people_without_a_terminal_see_what_happens(hooks: Hooks):
     assert "/nowhere" in said()
 
 
-def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tmp_path):
+def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks, tmp_path):
     trap, shown = tmp_path / "trap", tmp_path / "shown"
     trap.mkdir()
     for name in ("sitecustomize.py", "json.py", "nvrx_slurm.py", "encodings.py", "os.py"):
@@ -84,7 +79,7 @@ def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tm
     assert str(trap) not in shown.read_text()
 
 
-def _package(hooks: Hooks) -> Path:
+def _package(hooks):
     """A copy of the package that leaves a mark when it is imported."""
     place = hooks.root / "packages"
     shutil.copytree(REPO / "nvrx_slurm", place / "nvrx_slurm")
@@ -95,7 +90,7 @@ def _package(hooks: Hooks) -> Path:
     return place
 
 
-def _python(hooks: Hooks) -> Path:
+def _python(hooks):
     """A Python in a folder of its own, reached by a link."""
     there, here = hooks.root / "there", hooks.root / "bin"
     there.mkdir()
@@ -108,7 +103,7 @@ def _python(hooks: Hooks) -> Path:
     return there
 
 
-def _copied_venv(hooks: Hooks) -> Path:
+def _copied_venv(hooks):
     """A virtual environment with a copy of Python, whose `home` is in another folder; that leaves a mark (D7)."""
     base, venv, home = Path(sys.base_prefix), hooks.root / "venv", hooks.root / "home"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -135,7 +130,7 @@ def _copied_venv(hooks: Hooks) -> Path:
 
 
 # Each is trusted as long as it is root's: (prepare, spoil, whether the rest of the package may run).
-SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]] = {
+SPOILT = {
     "a module of a user": (_package, lambda p: own(p / "nvrx_slurm/health/hooks/run.py"), True),
     "the rule itself": (_package, lambda p: (p / "nvrx_slurm/system/trust.py").chmod(0o666), False),
     "a Python of a user": (_python, lambda p: own(p / "python"), False),
@@ -147,7 +142,7 @@ SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_nothing_that_a_user_can_change_is_run(hooks: Hooks, what: str):
+def test_nothing_that_a_user_can_change_is_run(hooks, what):
     prepare, spoil, rest_runs = SPOILT[what]
     place = prepare(hooks)
     mark = hooks.root / "ran"
@@ -161,7 +156,7 @@ def test_nothing_that_a_user_can_change_is_run(hooks: Hooks, what: str):
     assert mark.exists() == rest_runs, "something was run that is not trusted"
 
 
-def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks: Hooks):
+def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks):
     for name in ("hook.sh", "hooks.conf", "start.py"):
         file = hooks.root / "hooks" / name
         file.chmod(0o777)
@@ -169,7 +164,7 @@ def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks: Hooks):
         file.chmod(0o755)
 
 
-def test_without_its_tools_hook_sh_trusts_nothing(hooks: Hooks):
+def test_without_its_tools_hook_sh_trusts_nothing(hooks):
     _package(hooks)
     shell = hooks.root / "hooks/hook.sh"
     text = shell.read_text()
@@ -178,21 +173,21 @@ def test_without_its_tools_hook_sh_trusts_nothing(hooks: Hooks):
         assert hooks.version().returncode == 1 and not (hooks.root / "ran").exists(), tool
 
 
-def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks):
+def test_a_module_that_exits_does_not_report_a_healthy_node(hooks):
     place = _package(hooks)
     (place / "nvrx_slurm/__init__.py").write_text("raise SystemExit(0)\n")
     hooks.install(ON_ERROR="fail")
     assert hooks.sh("prolog").code == 1
 
 
-def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks):
+def test_wrong_settings_do_not_drain_the_cluster(hooks):
     file = hooks.root / "hooks/hooks.conf"
     for text in ("", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=`exit 9`\n(\n\0\xff"):
         file.write_bytes(text.encode("latin-1"))
         assert hooks.sh("prolog").code == 0, text
 
 
-def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks):
+def test_a_wrong_budget_is_handled_as_on_error_says(hooks):
     hooks.break_lustre()
     for budget in ("abc", "", "-5", "0.00", "1e9", "99999.5", "1.2.3"):
         hooks.install(PROLOG_BUDGET=budget, ON_ERROR="fail")
@@ -204,8 +199,8 @@ def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks):
     assert hooks.sh("prolog").code == 1 and hooks.asked()
 
 
-@pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
-def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, code: int):
+@pytest.mark.parametrize("on_error, code", [("pass", 0), ("fail", 1)])
+def test_a_python_that_never_starts_is_given_up(hooks, on_error, code):
     place = _python(hooks)
     script(place / "python", f"trap '' ALRM TERM\necho $$ >{hooks.root}/pid\nexec sleep 600")
     hooks.install(PROLOG_BUDGET=1, ON_ERROR=on_error)
@@ -215,7 +210,7 @@ def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, cod
 
 
 @pytest.fixture
-def dead(tmp_path) -> Iterator[Path]:
+def dead(tmp_path):
     """A folder of a file system that takes a question and never answers: SIGKILL does not end the process."""
     place = tmp_path / "dead"
     place.mkdir()
@@ -229,13 +224,13 @@ def dead(tmp_path) -> Iterator[Path]:
     assert asked, "nothing has looked at the dead disk"
 
 
-def test_a_python_on_a_dead_file_system_is_given_up(hooks: Hooks, dead: Path):
+def test_a_python_on_a_dead_file_system_is_given_up(hooks, dead):
     hooks.install(PROLOG_BUDGET=1, PYTHON=dead / "x")
     ran = hooks.sh("prolog")
     assert ran.code == 0 and ran.took_s < 1 + SLACK_S
 
 
-def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path):
+def test_a_verdict_outlives_a_scontrol_that_hangs(hooks, dead):
     """A sick node must not stay in use because the drain is blocked in the kernel."""
     hooks.install(SCONTROL=dead / "scontrol", PROLOG_BUDGET=4)
     hooks.break_lustre()
@@ -243,7 +238,7 @@ def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path):
     assert ran.code == 1 and ran.took_s < 4 + SLACK_S
 
 
-def test_a_verdict_outlives_the_search_for_scontrol(hooks: Hooks, dead: Path):
+def test_a_verdict_outlives_the_search_for_scontrol(hooks, dead):
     """/opt/slurm is on a network file system, and SCONTROL is not set."""
     hooks.break_lustre()
     names = ("LOG", "SYSROOT", "CONFIG")
@@ -254,11 +249,11 @@ from nvrx_slurm.slurm.api import tools
 tools.PLACES = ({str(dead)!r},)
 sys.exit(run.main("prolog", {env!r}))"""
     argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=REPO, stderr=subprocess.PIPE, timeout=4 + SLACK_S, check=False)
+    done = subprocess.run(argv, cwd=REPO, stderr=subprocess.PIPE, timeout=4 + SLACK_S)
     assert done.returncode == REFUSE and b"does not answer" in done.stderr
 
 
-def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Path):
+def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks, dead):
     hooks.install(LOG=dead / "log", PROLOG_BUDGET=LONG_S)
     hooks.break_lustre()
     ran = hooks.sh("prolog")
@@ -268,7 +263,7 @@ def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Pat
 class SystemLog:
     """A /dev of the hook's own, with a /dev/log that takes messages until `fill`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         (directory / "null").touch()
         self.path = directory / "log"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -277,7 +272,7 @@ class SystemLog:
         text = f'{mount} --bind /dev/null {directory}/null && {mount} --rbind {directory} /dev && exec "$@"'
         self.around = [shutil.which("unshare") or "", "-m", "/bin/sh", "-c", text, "sh"]
 
-    def fill(self) -> None:
+    def fill(self):
         """As if its daemon were stopped."""
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
@@ -288,10 +283,10 @@ class SystemLog:
 
 
 @pytest.fixture
-def system_log(hooks: Hooks) -> Iterator[SystemLog]:
+def system_log(hooks):
     with TemporaryDirectory() as directory:  # pytest's are too long for a socket
         found = SystemLog(Path(directory))
-        if not found.around[0] or subprocess.run([*found.around, "/bin/true"], check=False).returncode:
+        if not found.around[0] or subprocess.run([*found.around, "/bin/true"]).returncode:
             pytest.skip("no mount namespaces here")
         hooks.around = found.around
         yield found
@@ -299,7 +294,7 @@ def system_log(hooks: Hooks) -> Iterator[SystemLog]:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_system_log_that_hangs_delays_no_hook(hooks: Hooks, system_log: SystemLog, works: bool):
+def test_a_system_log_that_hangs_delays_no_hook(hooks, system_log, works):
     (hooks.root / "empty").mkdir()
     hooks.install(PROLOG_BUDGET=LONG_S, ON_ERROR="fail", **({} if works else {"PACKAGE": hooks.root / "empty"}))
     hooks.break_lustre()

@@ -1,15 +1,11 @@
 """What is kept on the node: never taken from files that others could write, and written as a whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recorded import Node
 
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import NodeView
@@ -19,13 +15,13 @@ pytestmark = pytest.mark.fast
 
 
 @pytest.fixture
-def node(bare: Node) -> NodeView:
+def node(bare):
     bare.write("/proc/sys/kernel/random/boot_id", "one\n")
     return NodeView(str(bare.root), {})
 
 
 @pytest.fixture
-def file(node: NodeView, tmp_path) -> Path:
+def file(node, tmp_path):
     """A file with one fact, in a directory of the agent's own: batch jobs have no /run/user/UID."""
     node.state_dir = str(tmp_path / "mine")
     kept.remember(node, "heavy", {"fact": 1})
@@ -33,13 +29,13 @@ def file(node: NodeView, tmp_path) -> Path:
     return tmp_path / "mine/heavy.kept"
 
 
-def _link(file: Path) -> None:
+def _link(file):
     """To a file that would be believed at its own path."""
     file.rename(file.parent / "other")
     file.symlink_to("other")
 
 
-def _fifo(file: Path) -> None:
+def _fifo(file):
     file.unlink()
     os.mkfifo(file, 0o600)
 
@@ -59,9 +55,7 @@ def _fifo(file: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_believed_is_ignored_and_replaced(
-    node: NodeView, file: Path, damage: Callable[[Path], object]
-):
+def test_a_file_that_cannot_be_believed_is_ignored_and_replaced(node, file, damage):
     assert file.parent.stat().st_mode & 0o777 == 0o700 and file.stat().st_mode & 0o777 == 0o600
     damage(file)
     assert kept.recall(node, "heavy") == {}
@@ -70,7 +64,7 @@ def test_a_file_that_cannot_be_believed_is_ignored_and_replaced(
 
 
 @pytest.mark.parametrize("spoil", ["open", "link", "no /run"])
-def test_a_directory_that_others_can_write_to_is_not_used(node: NodeView, tmp_path, spoil: str):
+def test_a_directory_that_others_can_write_to_is_not_used(node, tmp_path, spoil):
     kept.remember(node, "heavy", {})
     (directory,) = Path(node.root).glob("run/**/nvrx-health")
     shutil.rmtree(directory if spoil != "no /run" else Path(node.root, "run"))

@@ -1,9 +1,6 @@
 """Lines of the driver in the kernel's log, and what they ask for."""
 
-from __future__ import annotations
-
 import pytest
-from recorded import Node
 
 from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.checks.kernel_log import XIDS, DriverEvent, Repair, events, judge, parsed, repair
@@ -16,7 +13,7 @@ CHANGED = "GPU recovery action changed from"
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "due"),
+    "line, code, due",
     [
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Repair.REBOOT),
         ("NVRM: GPU at 0000:3b:00.0: Xid (PCI:0000:3b:00): 54", 54, Repair.ISOLATE),
@@ -26,9 +23,8 @@ CHANGED = "GPU recovery action changed from"
         (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Repair.RESET),
     ],
 )
-def test_lines(line: str, code: int, due: Repair):
+def test_lines(line, code, due):
     event = parsed(line, 7)
-    assert event is not None
     assert event[:3] == ("SXID" if "SXid" in line else "XID", code, "0000:3b:00") and event.sequence == 7
     assert repair(event) is due
 
@@ -43,12 +39,12 @@ def test_lines(line: str, code: int, due: Repair):
         "python[7]: segfault at 0 in\nNVRM: Xid (PCI:0000:1b:00): 79", "nvidia-nvswitch3: Xid (PCI:0000:3b:00): 79",
     ],
 )  # fmt: skip
-def test_lines_that_are_none(line: str):
+def test_lines_that_are_none(line):
     assert parsed(line, 1) is None
 
 
-@pytest.mark.parametrize(("priority", "there"), [(0, True), (4, True), (7, True), (8, False), (12, False), (30, False)])
-def test_only_records_of_the_kernel_itself_count(dgx: Node, priority: int, there: bool):
+@pytest.mark.parametrize("priority, there", [(0, True), (4, True), (7, True), (8, False), (12, False), (30, False)])
+def test_only_records_of_the_kernel_itself_count(dgx, priority, there):
     """8 and more: of a facility, which is what a process said there (root's, or whose container may)."""
     dgx.write("/dev/kmsg", f"{priority},7,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n")
     assert [event.code for event in events(NodeView(str(dgx.root)))] == [79] * there

@@ -1,13 +1,10 @@
 """Which processes are a job's: by cgroups of several kinds, by user and environment; on trees of files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,7 @@ V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
 V1 = "5:cpuset:/slurm_n1/uid_1000/job_{job}/step_batch\n2:devices:/slurm_n1/uid_1000/job_{job}\n0::/\n"
 
 
-def process(root: Path, cgroup: str, pid: int = 50) -> NodeView:
+def process(root, cgroup, pid=50):
     """A node with one process that has a GPU open."""
     folder = root / "proc" / str(pid)
     (folder / "fd").mkdir(parents=True)
@@ -33,7 +30,7 @@ def process(root: Path, cgroup: str, pid: int = 50) -> NodeView:
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "is_jobs"),
+    "cgroup, is_jobs",
     [
         (V2.format(job=7), True),
         (V1.format(job=7), True),
@@ -45,7 +42,7 @@ def process(root: Path, cgroup: str, pid: int = 50) -> NodeView:
         ("0::/user.slice/user-1001.slice/job_7\n", False),  # named so by another user
     ],
 )
-def test_whose_a_process_is(tmp_path, cgroup: str, is_jobs: bool):
+def test_whose_a_process_is(tmp_path, cgroup, is_jobs):
     assert leftovers._is_to_end(process(tmp_path, cgroup), JOB, 50) == is_jobs
 
 
@@ -81,8 +78,8 @@ signal.pause()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-@pytest.mark.parametrize(("tracer", "fate"), [("", "ended"), ("0", "left"), ("", "alive")])
-def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tracer: str, fate: str):
+@pytest.mark.parametrize("tracer, fate", [("", "ended"), ("0", "left"), ("", "alive")])
+def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tracer, fate):
     """`left`: a tracer keeps it from its end."""
     (tmp_path / "proc").symlink_to("/proc")
     (tmp_path / "dev").mkdir()
@@ -91,7 +88,6 @@ def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tra
     node = NodeView(str(tmp_path))
     argv = [sys.executable, "-c", TARGET, str(NOBODY), tracer, str(device)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None and parent.stderr is not None
         pid = int(parent.stdout.readline() or "0")
         if not pid:
             pytest.skip(f"no process can be traced here: {parent.stderr.read()}")

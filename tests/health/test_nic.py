@@ -1,12 +1,9 @@
 """NICs: ports, and counters that start anew."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 
 import pytest
-from recorded import F, N, Node, P, U
+from recorded import F, N, P, U
 
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.checks import nic
@@ -18,11 +15,11 @@ IB = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def port(node: Node, nic: str, file: str, text: str) -> None:
+def port(node, nic, file, text):
     node.write(f"{IB}/{nic}/ports/1/{file}", f"{text}\n")
 
 
-def test_a_port_that_was_active_since_boot_must_be(dgx: Node):
+def test_a_port_that_was_active_since_boot_must_be(dgx):
     port(dgx, "mlx5_7", "state", "1: DOWN")  # never in use
     assert dgx.found("nic-ports") == (P, "7 of 8 ports are active")
     port(dgx, "mlx5_3", "state", "1: DOWN")
@@ -35,7 +32,7 @@ def test_a_port_that_was_active_since_boot_must_be(dgx: Node):
     assert dgx.found("nic-ports")[0] is P
 
 
-def test_the_ports_that_the_site_names_must_be_active(dgx: Node, monkeypatch):
+def test_the_ports_that_the_site_names_must_be_active(dgx, monkeypatch):
     monkeypatch.setattr(nic, "_SETTLE_S", 0.5)
     port(dgx, "mlx5_3", "state", "2: INIT")
     assert dgx.found("nic-ports", nic_ports=("mlx5_0/1", "mlx5_3/1")) == (F, "mlx5_3/1 is INIT, LinkUp")
@@ -43,7 +40,7 @@ def test_the_ports_that_the_site_names_must_be_active(dgx: Node, monkeypatch):
     assert dgx.found("nic-ports", nic_ports=("mlx5_0/1",))[0] is P
 
 
-def test_a_port_must_be_as_fast_as_it_was_and_as_the_site_says(dgx: Node):
+def test_a_port_must_be_as_fast_as_it_was_and_as_the_site_says(dgx):
     assert dgx.found("nic-ports", nic_rate_gbps=400)[0] is P
     port(dgx, "mlx5_1", "rate", "100 Gb/sec (1X NDR)")
     assert dgx.found("nic-ports") == (F, "mlx5_1/1 runs at 100 instead of 400 Gb/s")
@@ -51,7 +48,7 @@ def test_a_port_must_be_as_fast_as_it_was_and_as_the_site_says(dgx: Node):
     assert dgx.found("nic-ports", nic_rate_gbps=800)[0] is F
 
 
-def test_junk_in_a_state_is_unknown(dgx: Node):
+def test_junk_in_a_state_is_unknown(dgx):
     assert dgx.found("nic-ports")[0] is P
     for junk in ("", "4: ACTIVELY", "\x00\x01"):
         port(dgx, "mlx5_1", "state", junk)
@@ -59,7 +56,7 @@ def test_junk_in_a_state_is_unknown(dgx: Node):
         assert verdict is U and "infiniband/mlx5_1/ports/1/state holds " in text
 
 
-def test_a_port_of_the_site_fails_also_where_nothing_can_be_kept(dgx: Node):
+def test_a_port_of_the_site_fails_also_where_nothing_can_be_kept(dgx):
     directory = dgx / "run/nvrx-health"
     directory.mkdir()
     directory.chmod(0o777)  # its files cannot be trusted
@@ -73,7 +70,7 @@ def test_a_port_of_the_site_fails_also_where_nothing_can_be_kept(dgx: Node):
     assert dgx.found("nic-errors")[0] is N
 
 
-def test_no_infiniband_does_not_apply_and_unreadable_is_unknown(dgx: Node):
+def test_no_infiniband_does_not_apply_and_unreadable_is_unknown(dgx):
     dgx.remove(f"{IB}/mlx5_3/ports/1/state")
     assert dgx.found("nic-ports")[0] is U
     dgx.remove(IB)
@@ -81,7 +78,7 @@ def test_no_infiniband_does_not_apply_and_unreadable_is_unknown(dgx: Node):
         assert dgx.found(name)[0] is N
 
 
-def test_files_elsewhere_by_template(dgx: Node):
+def test_files_elsewhere_by_template(dgx):
     """--ft-link-state-path-template and --ft-link-down-path-template."""
     templates = {"link_state_path": "/ib/{nic}/state", "link_downed_path": "/ib/{nic}/downs"}
     for states, downs, verdict in (("4: ACTIVE", 3, P), ("1: DOWN", 4, F), ("junk", "junk", U)):
@@ -92,7 +89,7 @@ def test_files_elsewhere_by_template(dgx: Node):
             assert dgx.found(name, **templates)[0] is verdict
 
 
-def test_ports_are_learned(dgx: Node):
+def test_ports_are_learned(dgx):
     port(dgx, "mlx5_7", "state", "1: DOWN")
     names = tuple(f"mlx5_{index}/1" for index in range(7))
     assert dgx.learned("nic-ports") == {"nic_ports": names, "nic_rate_gbps": 400.0}
@@ -100,11 +97,11 @@ def test_ports_are_learned(dgx: Node):
     assert dgx.learned("nic-ports") == {"nic_ports": names}
 
 
-def _looks(monkeypatch: pytest.MonkeyPatch, before_each: Callable[[], None]) -> list[float]:
+def _looks(monkeypatch, before_each):
     """The waits for another look."""
-    waits: list[float] = []
+    waits = []
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         waits.append(seconds)
         before_each()
 
@@ -113,7 +110,7 @@ def _looks(monkeypatch: pytest.MonkeyPatch, before_each: Callable[[], None]) -> 
 
 
 @pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
-def test_a_subnet_manager_that_has_just_started_is_waited_for(dgx: Node, monkeypatch, state: str):
+def test_a_subnet_manager_that_has_just_started_is_waited_for(dgx, monkeypatch, state):
     names = [f"mlx5_{n}" for n in range(7)]
     port(dgx, "mlx5_7", "state", "2: INIT")  # was never active, and is not waited for
     assert dgx.found("nic-ports")[0] is P
@@ -124,8 +121,8 @@ def test_a_subnet_manager_that_has_just_started_is_waited_for(dgx: Node, monkeyp
     assert dgx.found("nic-ports")[0] is P and len(waits) == 1, "waited for a port that is not wanted"
 
 
-@pytest.mark.parametrize(("file", "text"), [("state", "1: DOWN"), ("phys_state", "2: Polling"), ("phys_state", "")])
-def test_a_port_whose_link_is_down_fails_at_once(dgx: Node, monkeypatch, file: str, text: str):
+@pytest.mark.parametrize("file, text", [("state", "1: DOWN"), ("phys_state", "2: Polling"), ("phys_state", "")])
+def test_a_port_whose_link_is_down_fails_at_once(dgx, monkeypatch, file, text):
     assert dgx.found("nic-ports")[0] is P
     waits = _looks(monkeypatch, lambda: None)
     for name in ("mlx5_2", "mlx5_3"):  # these would be waited for
@@ -134,7 +131,7 @@ def test_a_port_whose_link_is_down_fails_at_once(dgx: Node, monkeypatch, file: s
     assert dgx.found("nic-ports")[0] is F and not waits
 
 
-def test_a_link_that_went_down_counts_for_an_hour(dgx: Node, monkeypatch):
+def test_a_link_that_went_down_counts_for_an_hour(dgx, monkeypatch):
     now_s = [1000.0]
     monkeypatch.setattr(kept, "now_s", lambda: now_s[0])
     port(dgx, "mlx5_2", "counters/link_downed", "7")
@@ -152,7 +149,7 @@ def test_a_link_that_went_down_counts_for_an_hour(dgx: Node, monkeypatch):
     assert dgx.found("nic-errors") == (F, "the link of mlx5_2/1 went down 1 times")
 
 
-def test_many_errors_fail_and_a_counter_that_goes_back_does_not(dgx: Node):
+def test_many_errors_fail_and_a_counter_that_goes_back_does_not(dgx):
     for count, verdict in (("5000", P), ("4999", P), ("5999", P), ("6000", F)):
         port(dgx, "mlx5_2", "counters/symbol_error", count)
         assert dgx.found("nic-errors")[0] is verdict, count

@@ -1,13 +1,10 @@
 """The check `node-service` against real sockets: a service that answers, answers nonsense, or does not answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from nvhcd_harness import BOUND_S, WELL, Daemon
@@ -22,14 +19,14 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("nvhcd client")]  # m
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Daemon]:
+def service():
     daemon = Daemon()
     yield daemon.start("")
     daemon.stop()
     daemon.close()
 
 
-def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
+def ask(path, within_s=BOUND_S):
     """The finding, in this process."""
     plan = policy.select("preflight", only=["node-service"], expect={"node_service": str(path)})
     (check,) = plan.checks
@@ -38,7 +35,7 @@ def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
     return runner.examine(check, node, plan.expected)
 
 
-def test_an_answer_becomes_a_verdict(service: Daemon):
+def test_an_answer_becomes_a_verdict(service):
     service.script(f"echo '{WELL}'")
     assert ask(f"unix://{service.socket}")[0] is Verdict.PASS
     service.script(
@@ -51,7 +48,7 @@ def test_an_answer_becomes_a_verdict(service: Daemon):
 
 
 @pytest.mark.parametrize(
-    ("output", "verdict"),
+    "output, verdict",
     [
         ('{"fail_count": 0}', Verdict.PASS),
         ('{"fail_count": -1}', Verdict.FAIL),
@@ -61,7 +58,7 @@ def test_an_answer_becomes_a_verdict(service: Daemon):
         (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), Verdict.FAIL),
     ],
 )
-def test_what_is_a_verdict(output: str, verdict: Verdict):
+def test_what_is_a_verdict(output, verdict):
     for success in (True, False):
         found, text = judge(success, output, "")
         assert found is (verdict if success else Verdict.FAIL)
@@ -69,7 +66,7 @@ def test_what_is_a_verdict(output: str, verdict: Verdict):
 
 
 @pytest.mark.parametrize("what", ["nothing", "a file", "a dead socket"])
-def test_no_service_is_unknown(daemon: Daemon, what: str):
+def test_no_service_is_unknown(daemon, what):
     said = "there is no"
     if what == "a file":
         daemon.socket.touch()
@@ -83,12 +80,12 @@ def test_no_service_is_unknown(daemon: Daemon, what: str):
 
 
 @pytest.mark.parametrize("how", ["never accepts", "accepts and is silent", "talks nonsense"])
-def test_a_peer_that_is_no_service_is_unknown_in_time(daemon: Daemon, how: str):
+def test_a_peer_that_is_no_service_is_unknown_in_time(daemon, how):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(daemon.socket))
         listener.listen(0 if how == "never accepts" else 8)
         listener.settimeout(BOUND_S)
-        found: list[Verdict] = []
+        found = []
         asking = threading.Thread(target=lambda: found.append(ask(daemon.socket, 1.5)[0]))
         asking.start()
         if how != "never accepts":
@@ -99,7 +96,7 @@ def test_a_peer_that_is_no_service_is_unknown_in_time(daemon: Daemon, how: str):
     assert found == [Verdict.UNKNOWN]
 
 
-def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(service: Daemon):
+def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(service):
     """The late answer to the first question does no harm."""
     service.script("read x < go")
     go = service.fifo("go")
@@ -111,7 +108,7 @@ def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(se
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts what others could have made")
-def test_root_believes_no_users_socket(service: Daemon):
+def test_root_believes_no_users_socket(service):
     service.script("exit 1")
     link = service.dir / "link"
     link.symlink_to(service.socket)
@@ -123,7 +120,7 @@ def test_root_believes_no_users_socket(service: Daemon):
         os.chown(changed, 0, -1, follow_symlinks=False)
 
 
-def test_without_grpc_only_this_check_is_unknown(daemon: Daemon):
+def test_without_grpc_only_this_check_is_unknown(daemon):
     only = ("--only=node-service", "--only=cpu-count", f"--expect=node_service={daemon.socket}")
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(str(daemon.socket))
@@ -141,6 +138,6 @@ def test_without_an_endpoint_the_check_does_not_apply():
 
 
 @pytest.mark.parametrize("endpoint", ["run/nvhcd.sock", "unix://run/nvhcd.sock", "/" + "x" * 107])
-def test_an_endpoint_that_is_none_is_told(endpoint: str):
+def test_an_endpoint_that_is_none_is_told(endpoint):
     with pytest.raises(UsageError, match="node_service"):
         policy.select("preflight", expect={"node_service": endpoint})

@@ -1,13 +1,11 @@
 """Checks of a site: executables that behave, and executables that do not."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from recorded import BOUND_S, Node, ended
+from recorded import BOUND_S, ended
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -16,18 +14,18 @@ from nvrx_slurm.health.check import NodeView, Verdict
 pytestmark = pytest.mark.process
 
 
-def script(tmp_path: Path, body: str) -> str:
+def script(tmp_path, body):
     file = tmp_path / "own.sh"
     file.write_text(f"#!/bin/sh\n{body}\n")
     file.chmod(0o755)
     return str(file)
 
 
-def run(bare: Node, own: dict[str, object]) -> tuple[Verdict, str]:
+def run(bare, own):
     return of_site(bare, bare.site(own=[{"name": "mine", **own}]))
 
 
-def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
+def of_site(bare, site):
     """The finding of `mine`, whose child is forked from this process."""
     plan = policy.select("manual", only=["mine"], config=site, sysroot=str(bare.root))
     (finding,) = runner.run(plan.checks, NodeView(str(bare.root)), plan.expected, BOUND_S).findings
@@ -35,7 +33,7 @@ def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
 
 
 @pytest.mark.parametrize(
-    ("body", "verdict", "text"),
+    "body, verdict, text",
     [
         ("echo all well; exit 0", Verdict.PASS, "all well"),
         ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),
@@ -46,25 +44,25 @@ def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
         ("head -c 1000000000 /dev/zero; exit 1", Verdict.FAIL, "?" * 397 + "..."),
     ],
 )
-def test_exit_code_and_first_line(bare: Node, tmp_path, body: str, verdict: Verdict, text: str):
+def test_exit_code_and_first_line(bare, tmp_path, body, verdict, text):
     assert run(bare, {"run": script(tmp_path, body), "budget": 60}) == (verdict, text)
 
 
-def test_one_that_never_ends_is_unknown_and_ended(bare: Node, tmp_path):
+def test_one_that_never_ends_is_unknown_and_ended(bare, tmp_path):
     pid = tmp_path / "pid"
     body = f"echo $$ > {pid}; trap '' TERM; echo begun; while :; do read x < /dev/zero; done"
     assert run(bare, {"run": script(tmp_path, body), "budget": 1}) == (Verdict.UNKNOWN, "timed out: begun")
     assert ended(int(pid.read_text()))
 
 
-def test_one_that_cannot_be_run_is_unknown(bare: Node):
+def test_one_that_cannot_be_run_is_unknown(bare):
     for path, said in (("/nowhere/own.sh", "cannot be used: No such file"), ("/etc", "cannot be executed")):
         verdict, text = run(bare, {"run": path})
         assert verdict is Verdict.UNKNOWN and f"{path} {said}" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
-def test_root_runs_nothing_that_others_can_change(bare: Node, tmp_path):
+def test_root_runs_nothing_that_others_can_change(bare, tmp_path):
     ran = tmp_path / "ran"
     file = Path(script(tmp_path, f"echo ran >>{ran}; exit 0"))
     site = bare.site(own=[{"name": "mine", "run": str(file)}])
@@ -93,7 +91,7 @@ wait
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_program_ends_all_that_its_checks_have_started(bare: Node, tmp_path, signum: signal.Signals):
+def test_a_signal_to_the_program_ends_all_that_its_checks_have_started(bare, tmp_path, signum):
     pids, up, go = (tmp_path / name for name in ("pids", "up", "go"))
     os.mkfifo(up)
     os.mkfifo(go)

@@ -1,31 +1,27 @@
 """The site file: what it changes, where, and each way in which it can be wrong."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from recorded import Node
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, registry
-from nvrx_slurm.health.check import CONTEXTS, Check
+from nvrx_slurm.health.check import CONTEXTS
 
 pytestmark = pytest.mark.fast
 
 
-def plan(bare: Node, when: str = "prolog", **more: Any) -> policy.Selection:
+def plan(bare, when="prolog", **more):
     return policy.select(when, sysroot=str(bare.root), node=more.pop("node", "dgx07"), **more)
 
 
-def named(checks: list[Check], name: str) -> Check:
+def named(checks, name):
     (found,) = [check for check in checks if check.name == name]
     return found
 
 
-def test_without_a_site_the_checks_speak_for_themselves(bare: Node):
+def test_without_a_site_the_checks_speak_for_themselves(bare):
     found = plan(bare)
     assert [check.name for check in found.checks] == [
         check.name for check in registry.built_in().values() if "prolog" in check.contexts
@@ -34,7 +30,7 @@ def test_without_a_site_the_checks_speak_for_themselves(bare: Node):
     assert (found.deadline_s, found.notes) == (6.0, ())
 
 
-def test_the_layers_of_a_site(bare: Node):
+def test_the_layers_of_a_site(bare):
     """Everybody, then each group that the node is in, in the order of the file; then --expect."""
     config = bare.site(
         expect={"cpus": 1, "memory_gb": 1, "shm_free_gb": 1},
@@ -58,14 +54,14 @@ def test_the_layers_of_a_site(bare: Node):
     assert elsewhere.notes == (f"login is in none of the groups of {config}",)
 
 
-def test_only_and_skip(bare: Node):
+def test_only_and_skip(bare):
     only = plan(bare, "preflight", only=["time-sync", "lustre"], skip=["lustre"])
     assert [check.name for check in only.checks] == ["time-sync"], "--only takes checks of any context"
     assert "lustre" not in [check.name for check in plan(bare, "preflight", skip=["lustre"]).checks]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [
         ("expect: {cpu: 4}", "expect: 'cpu' is not a key; did you mean cpus?"),
         ("expect: {cpus: many}", "expect.cpus must be a whole number >= 0, not 'many'"),
@@ -80,7 +76,7 @@ def test_only_and_skip(bare: Node):
         ("own: [{name: gpu-leftovers, run: /bin/true}]", "there is a check called gpu-leftovers already"),
     ],
 )
-def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said: str):
+def test_a_wrong_file_is_one_sentence_with_its_place(bare, text, said):
     file = bare / "/etc/nvrx/health.yaml"
     file.parent.mkdir(parents=True)
     file.write_bytes(text.encode())
@@ -91,7 +87,7 @@ def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said
     assert "\n" not in sentence and len(sentence) < 600
 
 
-def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node):
+def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare):
     """It may need root, which a job has not; nor is the list of services a reason to leave a node out of a job."""
     own = [{"name": "mine", "run": "/bin/true"}, {"name": "theirs", "run": "/bin/true", "when": ["preflight"]}]
     config = bare.site(own=own, expect={"services": ["munge"]})
@@ -101,14 +97,14 @@ def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    "more, said",
     [
         ({"only": ["mount"]}, "--only: there is no check 'mount'; did you mean mounts?"),
         ({"expect": {"cpu": 1}}, "--expect: 'cpu' is not a key; did you mean cpus?"),
         ({"deadline_s": 0.0}, "--deadline 0: must be seconds > 0"),
     ],
 )
-def test_wrong_arguments_are_told(bare: Node, more: dict[str, Any], said: str):
+def test_wrong_arguments_are_told(bare, more, said):
     with pytest.raises(UsageError) as error:
         plan(bare, **more)
     assert said in str(error.value)

@@ -1,15 +1,12 @@
 """Every check on a DGX-like node that is healthy, and on one with a single fact broken."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from recorded import CHECKS, EXPECTED, LUSTRE, F, N, Node, P, U
+from recorded import CHECKS, EXPECTED, LUSTRE, F, N, P, U
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.health.check import CONTEXTS, NodeView, Verdict
@@ -27,11 +24,9 @@ MOUNTS = "/proc/self/mountinfo"
 KMSG = "/dev/kmsg"
 ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 
-# What is broken: by path the new text, (old, new) in it, or None: it is gone.
-Change = Mapping[str, str | tuple[str, str] | None] | Callable[[Node], None]
 
-
-def apply(node: Node, change: Change) -> None:
+def apply(node, change):
+    """What is broken: by path the new text, (old, new) in it, or None: it is gone. Or a function of the node."""
     if callable(change):
         return change(node)
     for path, new in change.items():
@@ -44,12 +39,12 @@ def apply(node: Node, change: Change) -> None:
     return None
 
 
-def xid(text: str) -> Change:
+def xid(text):
     return lambda node: node.add(KMSG, f"4,3000,8211000001,-;{text}\n")
 
 
 # check, what is broken, what is expected, verdict, part of the sentence
-BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
+BROKEN = [
     ("lustre", {LUSTRE: "NOT HEALTHY\n"}, {}, F, "'NOT HEALTHY'"),
     ("lustre", {LUSTRE: None}, {}, N, "no Lustre client"),
     ("mounts", {MOUNTS: ("/home rw", "/hame rw")}, {"mounts": ("/home",)}, F, "not mounted: /home"),
@@ -74,17 +69,15 @@ BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "change", "expect", "verdict", "text"), BROKEN)
-def test_one_broken_fact_is_found(
-    dgx: Node, name: str, change: Change, expect: dict[str, object], verdict: Verdict, text: str
-):
+@pytest.mark.parametrize("name, change, expect, verdict, text", BROKEN)
+def test_one_broken_fact_is_found(dgx, name, change, expect, verdict, text):
     apply(dgx, change)
     said = dgx.found(name, **expect)
     assert said[0] is verdict and text in said[1], said
 
 
 @pytest.mark.parametrize("when", CONTEXTS)
-def test_a_healthy_node_passes_everywhere(dgx: Node, when: str):
+def test_a_healthy_node_passes_everywhere(dgx, when):
     code, report = dgx.program("--when", when)
     wrong = [f for f in report.findings if f.verdict not in (P, N)]
     assert (code, wrong, report.notes) == (0, [], [])
@@ -95,7 +88,7 @@ def test_a_healthy_node_passes_everywhere(dgx: Node, when: str):
 
 
 @pytest.mark.parametrize(
-    ("facts", "lack"),
+    "facts, lack",
     [
         ({}, ""),
         ({"f_bavail": 29}, "2.9% free, at least 3% are needed"),
@@ -104,13 +97,13 @@ def test_a_healthy_node_passes_everywhere(dgx: Node, when: str):
         ({"f_bavail": 0, "f_flag": os.ST_RDONLY}, ""),  # squashfs
     ],
 )
-def test_what_a_disk_lacks(facts: dict[str, int], lack: str):
+def test_what_a_disk_lacks(facts, lack):
     room = {"f_blocks": 1000, "f_bavail": 900, "f_files": 1000, "f_favail": 900, "f_flag": 0}
-    assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack  # type: ignore[arg-type]
+    assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: bool):
+def test_storage_that_hangs_fails_only_if_asked_for(hung_home, strict):
     paths = ("--only=mounts", "--only=storage-paths", "--expect=storage_paths=/home,/lustre/fs0", "--deadline=1")
     code, report = hung_home.program(*paths, f"--expect=storage_hang_is_failure={strict}")
     assert code == (1 if strict else 3)
@@ -132,14 +125,14 @@ def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: boo
         ("127.0.1.1 dgx1\n", {"SLURMD_NODENAME": "n3"}, N),
     ],
 )
-def test_a_name_that_other_nodes_cannot_use(dgx: Node, hosts: str, env: dict[str, str], verdict: Verdict):
+def test_a_name_that_other_nodes_cannot_use(dgx, hosts, env, verdict):
     dgx.write("/etc/hosts", hosts)
     dgx.write("/proc/sys/kernel/hostname", "dgx1\n")
     found, text = dgx.found("own-name", {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "dgx1"} | env)
     assert found is verdict and ("GLOO_SOCKET_IFNAME" in text) == (verdict is F or "GLOO_SOCKET_IFNAME" in env)
 
 
-def test_what_a_good_node_has_is_learned(dgx: Node):
+def test_what_a_good_node_has_is_learned(dgx):
     learned = dgx.learned("mounts")
     assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets")
     assert learned["writable_mounts"] == ("/lustre/fs0", "/home")
@@ -148,7 +141,7 @@ def test_what_a_good_node_has_is_learned(dgx: Node):
     assert dgx.learned("memory-size") == {"memory_gb": 2142} and dgx.learned("cpu-count") == {"cpus": 224}
 
 
-def test_mounts_on_demand_are_not_learned(dgx: Node):
+def test_mounts_on_demand_are_not_learned(dgx):
     dgx.add(MOUNTS, "95 22 0:60 / /auto rw - autofs /etc/auto.home rw,indirect\n")
     dgx.add(MOUNTS, "96 95 0:61 / /auto/alice rw - nfs4 n:/alice rw\n97 22 0:62 / /automatic rw - nfs4 n:/a rw\n")
     dgx.add(MOUNTS, "98 22 0:63 / /direct rw - autofs systemd-1 rw,direct\n99 98 0:64 / /direct rw - nfs n:/d rw\n")
@@ -165,7 +158,7 @@ def test_no_check_raises_on_a_node_without_anything(tmp_path):
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe\xfd", b"9" * 400])
-def test_junk_in_every_file_is_never_an_exception(dgx: Node, junk: bytes):
+def test_junk_in_every_file_is_never_an_exception(dgx, junk):
     for directory, _, names in os.walk(dgx.root):
         for file in (Path(directory, name) for name in names):
             if not file.is_symlink():

@@ -1,32 +1,27 @@
 """The runner with checks that hang, crash, chatter and leave things behind; mounts that really hang."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from recorded import BOUND_S, LUSTRE, HungMount, Node, ended
+from recorded import BOUND_S, LUSTRE, HungMount, ended
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.health import runner
-from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+from nvrx_slurm.health.check import Check, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent
 
 pytestmark = pytest.mark.process
 
 
-def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
+def check(gather, name="one", **more):
     """A check that passes when `gather` returns."""
     return Check(name, "nothing", "Never.", lambda node, expected: (Verdict.PASS, str(gather(node, expected))), **more)
 
 
-def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.Result:
+def run(*checks, deadline_s=BOUND_S, root="/"):
     """All of it; afterwards no child of it is left."""
     before = set(bounded_process.own)
     result = runner.run(checks, NodeView(root, {}), {}, deadline_s)
@@ -34,20 +29,20 @@ def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.
     return result
 
 
-def forever(node: NodeView, expected: Expected) -> None:
+def forever(node, expected):
     node.doing("reading /lustre/a b")
     threading.Event().wait()
 
 
-def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
-    def gather(node: NodeView, expected: Expected) -> None:
+def raises(error):
+    def gather(node, expected):
         raise error
 
     return gather
 
 
 @pytest.mark.parametrize(
-    ("gather", "verdict", "text"),
+    "gather, verdict, text",
     [
         (lambda node, expected: "fine", Verdict.PASS, "fine"),
         (raises(Absent("no such thing")), Verdict.NOT_APPLICABLE, "no such thing"),
@@ -59,10 +54,10 @@ def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
         (lambda node, expected: "junk verdict", Verdict.UNKNOWN, "is not a valid Verdict"),
     ],
 )
-def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str):
+def test_whatever_a_check_does_is_a_finding(gather, verdict, text):
     one = check(gather)
     if text == "is not a valid Verdict":
-        one = one._replace(examine=lambda node, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
+        one = one._replace(examine=lambda node, expected: ("well", "x"))
     (finding,) = run(one).findings
     assert finding.verdict is verdict
     assert text in finding.text
@@ -82,23 +77,23 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     assert result.findings[1].seconds >= 0.3
 
 
-def group(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
+def group(*gathers, **more):
     """Checks that share a child: "0", "1", ..."""
     return [check(gather, str(at), group="one", **more) for at, gather in enumerate(gathers)]
 
 
-def pid(node: NodeView, expected: Expected) -> int:
+def pid(node, expected):
     return os.getpid()
 
 
 @pytest.mark.parametrize(
-    ("bad", "text"),
+    "bad, text",
     [
         (forever, "timed out after 1.0 s, reading /lustre/a b"),
         (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), "its process ended without an answer"),
     ],
 )
-def test_what_is_stuck_in_a_group_hides_no_other(bad: Any, text: str):
+def test_what_is_stuck_in_a_group_hides_no_other(bad, text):
     """Also where all others could not be done any more when its own time is up."""
     found = run(*group(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=BOUND_S).findings
     assert [f.verdict for f in found] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
@@ -108,7 +103,7 @@ def test_what_is_stuck_in_a_group_hides_no_other(bad: Any, text: str):
 
 
 def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait():
-    def slow(node: NodeView, expected: Expected) -> str:
+    def slow(node, expected):
         threading.Event().wait(3 * runner._PROMPT_S)
         return "slow"
 
@@ -128,7 +123,7 @@ def test_what_a_check_did_is_not_told_of_the_next_one():
 def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch):
     forks = iter([os.fork])
 
-    def once() -> int:
+    def once():
         for fork in forks:
             return fork()
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -147,19 +142,19 @@ def test_what_could_not_begin_before_the_deadline_is_said():
 
 
 @pytest.fixture
-def fifo(dgx: Node) -> Path:
+def fifo(dgx):
     """In the place of the file that the check `lustre` reads: its child opens it, and only then can we."""
     dgx.remove(LUSTRE)
     os.mkfifo(dgx / LUSTRE)
     return dgx / LUSTRE
 
 
-def test_sigterm_ends_the_program_and_its_checks(dgx: Node, fifo: Path):
+def test_sigterm_ends_the_program_and_its_checks(dgx, fifo):
     """slurmd ends a prolog that is too slow, the agent one that it needs no more."""
     site = dgx.site(checks={"lustre": {"budget": 600}})  # not given up before the signal on a busy machine
     process = dgx.start("--only", "lustre", "--deadline", "600", "--config", site)
     writer = os.open(fifo, os.O_WRONLY)
-    pid = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    (pid,) = descendants.children(process.pid)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=BOUND_S)
     os.close(writer)
@@ -167,21 +162,21 @@ def test_sigterm_ends_the_program_and_its_checks(dgx: Node, fifo: Path):
     assert ended(pid)
 
 
-def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path):
+def test_checks_end_themselves_when_the_program_was_killed(dgx, fifo):
     process = dgx.start("--only", "lustre", "--deadline", "0.5")
     writer = os.open(fifo, os.O_WRONLY)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = descendants.children(process.pid)
     process.kill()
     process.communicate(timeout=BOUND_S)
     assert children, "it had ended before it was killed"
-    assert all(ended(int(pid)) for pid in children)
+    assert all(map(ended, children))
     os.close(writer)
 
 
 def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path):
     mount = HungMount(tmp_path)
 
-    def looks(node: NodeView, expected: Expected) -> list[str]:
+    def looks(node, expected):
         os.close(mount._fd)  # else nobody could let it go
         return os.listdir(tmp_path)
 

@@ -1,7 +1,5 @@
 """The readers of checks on the machine itself: real processes, kernel log, services, clock, file systems."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -46,7 +44,7 @@ def test_the_clock_is_asked():
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "/etc", "/dev/null", "/dev/tty0"])
-def test_storage_paths_of_every_kind(path: str):
+def test_storage_paths_of_every_kind(path):
     """File: read; directory: listed; a device: only stat, never opened (a tape would rewind)."""
     if not os.path.exists(path):
         pytest.skip(f"there is no {path}")
@@ -55,7 +53,7 @@ def test_storage_paths_of_every_kind(path: str):
 
 def test_a_server_that_squashes_root_is_reached():
     class Squashed(NodeView):
-        def path(self, absolute: str) -> str:
+        def path(self, absolute):
             raise PermissionError(13, "Permission denied")
 
     storage.reach(Squashed(), "/home")

@@ -1,17 +1,14 @@
 """The rule of trust.py: files, links, user namespaces, and links into mount namespaces of users."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hooks_harness import BOUND_S, NOBODY, REPO, Hooks, as_root, made, script
+from hooks_harness import BOUND_S, NOBODY, REPO, as_root, made, script
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import trust
@@ -25,17 +22,17 @@ OTHER = 65533
 
 
 @pytest.fixture
-def hooks(tmp_path, monkeypatch) -> Hooks:
+def hooks(tmp_path, monkeypatch):
     return made(tmp_path, monkeypatch)
 
 
-def refused(path: Path) -> str:
+def refused(path):
     with pytest.raises(UsageError) as error:
         trust.require(str(path), UsageError)
     return str(error.value)
 
 
-def give(*places: Path) -> None:
+def give(*places):
     for place in places:
         os.chown(place, NOBODY, -1, follow_symlinks=False)
 
@@ -77,7 +74,7 @@ def test_links_without_end_and_into_proc_are_refused(tmp_path):
 
 
 # What is spoilt of a package `any_package` with a module in it: (how, whether the package itself is found).
-SPOILT: dict[str, tuple[Callable[[Path], object], bool]] = {
+SPOILT = {
     "nothing": (lambda package: None, True),
     "a module that all can write to": (lambda package: (package / "module.py").chmod(0o666), True),
     "a compiled module of a user": (lambda package: give(_compiled(package, "module.cpython-311.pyc")), True),
@@ -87,14 +84,14 @@ SPOILT: dict[str, tuple[Callable[[Path], object], bool]] = {
 }
 
 
-def _compiled(package: Path, name: str) -> Path:
+def _compiled(package, name):
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / (name or "x")).touch()
     return package / "__pycache__" / (name or "x")
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_no_module_is_imported_that_others_can_change(tmp_path, what: str):
+def test_no_module_is_imported_that_others_can_change(tmp_path, what):
     spoil, found = SPOILT[what]
     package = tmp_path / "any_package"
     package.mkdir()
@@ -109,10 +106,10 @@ def test_no_module_is_imported_that_others_can_change(tmp_path, what: str):
 
 
 @pytest.fixture
-def judged(monkeypatch) -> Callable[..., list[str]]:
+def judged(monkeypatch):
     """What the rule says of each path to the user NOBODY, "" if it is trusted."""
 
-    def judge(*paths: Path) -> list[str]:
+    def judge(*paths):
         said = []
         with monkeypatch.context() as patch:
             patch.setattr(trust, "as_root", lambda: False)
@@ -129,14 +126,14 @@ def judged(monkeypatch) -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
+def shared():
     """A directory that everybody may look into: pytest's own are root's alone."""
     with tempfile.TemporaryDirectory(prefix="nvrx-trust-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
-def test_a_user_trusts_files_of_the_user_and_of_root(shared: Path, judged: Callable[..., list[str]]):
+def test_a_user_trusts_files_of_the_user_and_of_root(shared, judged):
     roots, mine, other, open_ = (script(shared / name, "") for name in ("roots", "own", "other", "open"))
     give(mine, open_)
     os.chown(other, OTHER, -1)
@@ -183,12 +180,12 @@ for path in sys.argv[3:]:
 """
 
 
-def in_namespace(map_: str, *paths: Path, uid: int = NOBODY) -> tuple[str, list[str]]:
+def in_namespace(map_, *paths, uid=NOBODY):
     """("euid as_root()", the rule's sentences for the paths) in a user namespace with the map `map_`."""
     rule = REPO / "nvrx_slurm/system/trust.py"
     argv = [sys.executable, "-c", IN_NAMESPACE, str(uid), str(rule), *map(str, paths)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(argv, **pipes, text=True) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(argv, **pipes, text=True) as process:
         if not process.stdout.readline():
             pytest.skip(f"users have no user namespaces here: {process.stderr.read().strip()}")
         for kind in ("uid_map", "gid_map"):
@@ -207,7 +204,7 @@ MAPS = {
 
 
 @pytest.mark.parametrize("where", MAPS)
-def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, where: str):
+def test_in_a_users_namespace_the_hosts_root_is_root(shared, where):
     """There the files of root have the overflow uid; the user is not root, even with uid 0."""
     roots, mine, open_, writable = (script(shared / name, "") for name in ("roots", "own", "open", "in"))
     os.chown(mine, USER, -1)
@@ -222,7 +219,7 @@ def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, where: str):
 
 
 @pytest.mark.parametrize("map_", ["0 0 1\n", "0 0 65534\n"])
-def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: str):
+def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared, map_):
     """A file with the overflow uid belongs to some user of the host there."""
     roots, other = script(shared / "roots", ""), script(shared / "other", "")
     os.chown(other, 70000, -1)
@@ -232,7 +229,7 @@ def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: 
 
 
 @pytest.fixture
-def trapped(tmp_path) -> tuple[Path, Path]:
+def trapped(tmp_path):
     """A link through /proc/PID/root, where a user can mount anything, to a script of root; the file that it writes."""
     mark = tmp_path / "ran"
     own = script(tmp_path / "own.sh", f"echo ran >{mark}; exit 1")
@@ -241,7 +238,7 @@ def trapped(tmp_path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("shell", [[], ["/bin/sh"]], ids=["a program", "an argument"])
-def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Path, Path], shell: list[str]):
+def test_root_runs_nothing_of_a_users_namespace(hooks, trapped, shell):
     check, mark = trapped
     run = [*shell, str(check)]
     hooks.site(own=[{"name": "mine", "run": run, "when": ["prolog"], "on_fail": "drain"}])
@@ -251,7 +248,7 @@ def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Pat
 
 
 @pytest.mark.parametrize("setting", ["CONFIG", "SCONTROL", "PYTHON", "PACKAGE"])
-def test_no_setting_leads_there(hooks: Hooks, trapped: tuple[Path, Path], setting: str):
+def test_no_setting_leads_there(hooks, trapped, setting):
     check, mark = trapped
     hooks.break_lustre()
     hooks.install(**{setting: check})

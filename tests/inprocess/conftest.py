@@ -1,16 +1,13 @@
 """Ranks for the tests of the wrapper."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator
 
 import pytest
-from ranks_harness import Job, Zygote
+from ranks_harness import Job
 
 
 @pytest.fixture
-def job(zygote: Zygote, tmp_path) -> Iterator[Job]:
+def job(zygote, tmp_path):
     """A job without ranks yet; when the test is over nothing of it is left."""
     with contextlib.closing(Job(zygote, tmp_path)) as made:
         yield made

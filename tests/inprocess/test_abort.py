@@ -1,19 +1,15 @@
 """AbortTorchDistributed unblocks real gloo calls; no abort raises, hangs or loads anything."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from ranks_harness import WITHOUT_TORCH, Script, Zygote
+from ranks_harness import WITHOUT_TORCH, Script
 from stage import free_port
 
 from nvrx_slurm.inprocess.plugins import abort
@@ -150,18 +146,18 @@ print(hasattr(torch._C._distributed_c10d, "_dump_fr_trace"))
 
 
 @pytest.fixture
-def spawn(zygote: Zygote, tmp_path) -> Iterator[Callable[..., Callable[[], str]]]:
+def spawn(zygote, tmp_path):
     """Start a program; returns a function that waits for its good end and returns its output."""
-    started: list[Script] = []
+    started = []
 
-    def start(code: str, *args: str, **env: str) -> Callable[[], str]:
+    def start(code, *args, **env):
         program = tmp_path / f"program{len(started)}.py"
         program.write_text(code)
         env = {"TORCH_CPP_LOG_LEVEL": "FATAL", **env}
         process = Script(zygote, [str(program), *args], env, program.with_suffix(".err"))
         started.append(process)
 
-        def ended() -> str:
+        def ended():
             out, err = process.communicate(WAIT_S)
             assert process.returncode == 0, err
             return out
@@ -183,7 +179,7 @@ def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tm
 
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["kept", "again"])
-def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how: str):
+def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how):
     assert spawn(RENDEZVOUS, how)().split()[:2] == ["unblocked", "init_process_group"]
 
 
@@ -218,18 +214,18 @@ def test_nothing_is_imported_where_nothing_is_in_use():
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH + code], check=True, timeout=WAIT_S)
 
 
-def fake(monkeypatch, module: str, **attributes) -> SimpleNamespace:
+def fake(monkeypatch, module, **attributes):
     """An imported module."""
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**attributes))
-    return sys.modules[module]  # type: ignore[return-value]
+    return sys.modules[module]
 
 
-def fake_c10d(monkeypatch, **deeds: Any) -> list[str]:
+def fake_c10d(monkeypatch, **deeds):
     """torch.distributed with these functions, which end its groups if they return. Returns the names as called."""
-    calls: list[str] = []
-    c10d: SimpleNamespace = fake(monkeypatch, abort._C10D, live=True, is_initialized=lambda: c10d.live)
+    calls = []
+    c10d = fake(monkeypatch, abort._C10D, live=True, is_initialized=lambda: c10d.live)
 
-    def do(name: str) -> None:
+    def do(name):
         calls.append(name)
         deeds[name]()
         c10d.live = False
@@ -242,23 +238,23 @@ def fake_c10d(monkeypatch, **deeds: Any) -> list[str]:
 def test_groups_that_were_being_made_are_forgotten(monkeypatch):
     """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
     world = SimpleNamespace(pg_names={"half": "made"}, group_count=1)
-    unregistered: list[str] = []
+    unregistered = []
     end_all = {"_unregister_all_process_groups": lambda: unregistered.append("all")}
     fake(monkeypatch, abort._C10D, _world=world, is_initialized=lambda: False, **end_all)
     abort.forget_half_made_groups()
     assert (world.pg_names, world.group_count, unregistered) == ({}, 0, ["all"])
 
 
-def warnings_in(caplog) -> list[str]:
+def warnings_in(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def fail() -> None:
+def fail():
     raise RuntimeError("NCCL said no")
 
 
 @pytest.mark.parametrize(
-    ("aborts", "destroys", "calls"),
+    "aborts, destroys, calls",
     [
         (fail, lambda: None, [ABORT, DESTROY]),
         (None, lambda: None, [DESTROY]),  # torch 2.5

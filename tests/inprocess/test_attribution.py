@@ -1,7 +1,5 @@
 """Exceptions of the wrapped function: what is freed, and what is read of them."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest
@@ -12,7 +10,7 @@ pytestmark = pytest.mark.process
 
 
 class Unequal(Exception):
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         raise AssertionError("exceptions are compared by identity")
 
     __hash__ = Exception.__hash__
@@ -22,7 +20,7 @@ class Tensor:
     pass
 
 
-def raised(held: list[weakref.ref[Tensor]], *, by: BaseException | None = None) -> BaseException:
+def raised(held, *, by=None):
     """An exception whose frame has a Tensor."""
     tensor = Tensor()
     held.append(weakref.ref(tensor))
@@ -33,7 +31,7 @@ def raised(held: list[weakref.ref[Tensor]], *, by: BaseException | None = None) 
 
 
 def test_the_frames_of_causes_and_contexts_are_freed():
-    held: list[weakref.ref[Tensor]] = []
+    held = []
     error = raised(held, by=raised(held))
     error.__context__ = raised(held)
     assert len(held) == 3 and all(one() is not None for one in held)

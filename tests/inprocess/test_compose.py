@@ -1,11 +1,7 @@
 """Compose: order, values passed on, the class of the result."""
 
-from __future__ import annotations
-
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,15 +12,15 @@ pytestmark = pytest.mark.process
 
 class Base(ABC):
     @abstractmethod
-    def __call__(self, value: Any) -> Any: ...
+    def __call__(self, value): ...
 
 
 class Middle(Base):
-    def __init__(self, name: str, answer: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, name, answer=None):
         self.name = name
         self.answer = answer or (lambda value: value + [name])
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return self.answer(value)
 
 
@@ -35,7 +31,7 @@ class Right(Middle): ...
 
 
 class Other(Base):
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return value
 
 
@@ -46,7 +42,7 @@ def test_order_values_and_nesting():
     inner = Compose(Left("a"), Right("b"))
     for outer in (Compose(inner, Left("c")), Compose(inner, Compose(Left("c")))):
         assert isinstance(outer, Middle)
-        assert [member.name for member in outer.members()] == ["a", "b", "c"]  # type: ignore[attr-defined]
+        assert [member.name for member in outer.members()] == ["a", "b", "c"]
         assert outer([]) == ["c", "b", "a"]
 
 
@@ -66,7 +62,7 @@ def test_a_member_that_returns_none_is_named_and_passed_by():
         assert Compose(forgetful, Left("a"))([]) is None  # the leftmost may
 
 
-@pytest.mark.parametrize(("members", "token"), [((), "at least one"), ((3,), "3"), ((Left,), r"Left\(\)")])
-def test_what_cannot_be_composed(members: tuple[Any, ...], token: str):
+@pytest.mark.parametrize("members, token", [((), "at least one"), ((3,), "3"), ((Left,), r"Left\(\)")])
+def test_what_cannot_be_composed(members, token):
     with pytest.raises(TypeError, match=token):
         Compose(*members)

@@ -1,16 +1,13 @@
 """Parts of a rank's monitoring, each by itself: heartbeats, deadlines, the watchdog, the thread, the fork."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ranks_harness import Script, Zygote
+from ranks_harness import Script
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.inprocess.guard import page, store_link
@@ -40,9 +37,9 @@ ALL = set(range(8))
         [(40, {1, 2}, {1}, {2})],  # the known ones are passed over
     ],
 )
-def test_a_rank_is_silent_for_the_timeout(monkeypatch, story: list[tuple[int, set[int], Collection[int], set[int]]]):
+def test_a_rank_is_silent_for_the_timeout(monkeypatch, story):
     """Of eight ranks that beat once a second rank 0 watches; when ALL are silent, it does not check."""
-    now_s, found = 1000.0, dict[int, float]()
+    now_s, found = 1000.0, {}
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
     view = StoreView(dist.HashStore(), "p/")
     ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in ALL]
@@ -59,7 +56,7 @@ def test_a_rank_is_silent_for_the_timeout(monkeypatch, story: list[tuple[int, se
 
 def test_all_heartbeats_are_read_in_one_request(monkeypatch):
     """One request per rank would take longer than an interval in a large job, and no silent rank would be found."""
-    now_s, asked = 1000.0, list[int]()
+    now_s, asked = 1000.0, []
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
     view = StoreView(dist.HashStore(), "p/")
     multi_get = view.multi_get
@@ -76,7 +73,7 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seen", "action", "again_s"),
+    "seen, action, again_s",
     [
         (Observation(95.0, True, None), Action.NONE, 101.0),  # the soft timeout
         (Observation(94.0, True, None), Action.INTERRUPT, 100.0),
@@ -89,7 +86,7 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch):
         (Observation(None, False, None), Action.NONE, 106.0),  # a limit may begin to run just after the check
     ],
 )
-def test_deadlines(seen: Observation, action: Action, again_s: float):
+def test_deadlines(seen, action, again_s):
     """Soft timeout 6 s, hard timeout 9 s, restart 12 s; it is 100 s."""
     found, when_s, why = Deadlines(6.0, 9.0, 12.0).judge(seen, 100.0)
     assert (found, when_s) == (action, again_s)
@@ -107,9 +104,9 @@ def test_a_counter_that_stands_still(monkeypatch):
 
 def test_the_watchdog_survives_a_check_that_fails():
     """Without its signs of life the rank would be killed."""
-    shared, twice, checked = CallPage(), threading.Event(), set[int]()
+    shared, twice, checked = CallPage(), threading.Event(), set()
 
-    def check() -> None:
+    def check():
         checked.add(shared.words[AUTO])
         if len(checked) > 1:
             twice.set()
@@ -172,12 +169,12 @@ def test_a_signal_that_another_thread_received_ends_the_wait():
     main = Path(f"/proc/self/task/{threading.main_thread().native_id}/wchan")
     deadline_s = time.monotonic() + WAIT_S
 
-    def receive() -> None:
+    def receive():
         while "futex" not in main.read_text():
             assert time.monotonic() < deadline_s, "the main thread never blocked"
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
-    def handler(*_: object) -> None:
+    def handler(*_):
         raise KeyError("handled")
 
     before = signal.signal(signal.SIGUSR1, handler)
@@ -209,7 +206,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(zygote: Zygote, tmp_path):
+def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(zygote, tmp_path):
     """A number may belong to its own log file or a connection by then; gRPC aborts without its eventfd."""
     (tmp_path / "program.py").write_text(FORKS)
     program = Script(zygote, [str(tmp_path / "program.py")], {}, tmp_path / "err")

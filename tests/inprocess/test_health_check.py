@@ -1,7 +1,5 @@
 """Missing hardware never fails, failing hardware does: recorded sysfs trees and a double of NVML."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import logging
@@ -10,10 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import dgx
 import pytest
@@ -22,7 +17,7 @@ from ranks_harness import WITHOUT_TORCH
 from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.plugins import health_check
 from nvrx_slurm.inprocess.plugins.compose import Compose
-from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
 pytestmark = pytest.mark.process
@@ -31,16 +26,12 @@ pytestmark = pytest.mark.process
 STATE = State(rank=0, world_size=2).freeze()
 
 
-# tests/health/test_gpu.py has all that NVML can say.
-Facts = dict[str, Any] | Exception
-
-
 @pytest.fixture
-def told(monkeypatch) -> list[Facts]:
+def told(monkeypatch):
     """What the driver tells when it is asked next: the last one again and again."""
-    facts: list[Facts] = []
+    facts = []
 
-    def read(env: Any, index: int | None) -> dict[str, Any]:
+    def read(env, index):
         one = facts.pop(0) if len(facts) > 1 else facts[0]
         if isinstance(one, Exception):
             raise one
@@ -52,7 +43,7 @@ def told(monkeypatch) -> list[Facts]:
 
 
 UP, HALF, DOWN = {0: True, 1: True}, {0: True, 1: False}, {0: False, 1: False}
-GPU_ROWS: list[tuple[Facts, str]] = [
+GPU_ROWS = [
     ({"GPU 0": "NONE", "GPU 1": "NONE"}, ""),
     ({"GPU 0": "NONE", "GPU 1": "GPU_RESET"}, "GPU check: GPU 1 needs recovery action GPU_RESET"),
     ({"GPU 0": "NODE_REBOOT", "GPU 1": "DRAIN_AND_RESET"}, "NODE_REBOOT; GPU 1 needs recovery action DRAIN_AND_RESET"),
@@ -61,18 +52,18 @@ GPU_ROWS: list[tuple[Facts, str]] = [
     (HardwareError("cannot be opened"), "GPU check: cannot be opened"),
     ({"GPU 0": "NONE", "GPU 1": "NONE"}, ""),
 ]
-LINK_ROWS: list[tuple[Facts, str]] = [
+LINK_ROWS = [
     ({"GPU 0": UP, "GPU 1": UP}, ""),
     ({"GPU 0": UP, "GPU 1": HALF}, "NVLink check: GPU 1 has NVLink 1 down"),
     ({"GPU 0": DOWN, "GPU 1": UP}, "GPU 0 has NVLink 0, 1 down"),
     ({"GPU 0": UP, "GPU 1": {0: True}}, "GPU 1 has NVLink 1 down"),
 ]
-FROM_THE_START: list[tuple[Facts, str]] = [({"GPU 0": HALF}, "GPU 0 has NVLink 1 down")]  # beside one that is up
-NO_BRIDGE: list[tuple[Facts, str]] = [({"GPU 0": DOWN}, "")] * 2
+FROM_THE_START = [({"GPU 0": HALF}, "GPU 0 has NVLink 1 down")]  # beside one that is up
+NO_BRIDGE = [({"GPU 0": DOWN}, "")] * 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"),
+    "kind, rows",
     [
         (health_check.ChainedGPUHealthCheck, GPU_ROWS),
         (health_check.ChainedNVLHealthCheck, LINK_ROWS),
@@ -80,7 +71,7 @@ NO_BRIDGE: list[tuple[Facts, str]] = [({"GPU 0": DOWN}, "")] * 2
         (health_check.ChainedNVLHealthCheck, NO_BRIDGE),
     ],
 )
-def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple[Facts, str]]):
+def test_gpus_and_links_that_fail(told, kind, rows):
     told += [rows[0][0], *(facts for facts, _ in rows)]
     check = kind()
     for _, token in rows:
@@ -89,7 +80,7 @@ def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple
 
 
 @pytest.mark.parametrize("first", [Absent("no GPU of this process tells it"), HardwareError("it hangs")])
-def test_a_first_reading_that_fails_is_said_once(told: list[Facts], caplog, first: Exception):
+def test_a_first_reading_that_fails_is_said_once(told, caplog, first):
     """Hardware that is not there is no news; a failure is. Both are compared with the first reading that succeeds."""
     caplog.set_level(logging.DEBUG, "nvrx_slurm.inprocess")
     told += [first, *[first] * isinstance(first, Absent), {"GPU 0": "NONE"}, {}]
@@ -115,7 +106,7 @@ for visible, index in json.loads(sys.argv[1]):
 """
 
 
-def test_one_index_means_cudas_number(nvml_standin: Path, tmp_path):
+def test_one_index_means_cudas_number(nvml_standin, tmp_path):
     """GPU 3 is sick: shown by number, by UUID, alone; not to the others."""
     (tmp_path / "world").write_text("count 4\naction.3 1")
     cases = {("3,2", 0): True, ("3,2", 1): False, ("3", 3): True, ("GPU-2,GPU-3", 1): True, ("0,-1,3", None): False}
@@ -148,18 +139,18 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture
-def node(tmp_path) -> Path:
+def node(tmp_path):
     """Eight GPUs and eight NICs, whose links are up and never went down."""
     dgx.build(tmp_path / "node")
     return tmp_path / "node"
 
 
-def port(node: Path, nic: str, state: str, link_downed: int = 0) -> None:
+def port(node, nic, state, link_downed=0):
     for file, text in (("state", state), ("counters/link_downed", link_downed)):
         dgx.write(node, f"/sys/class/infiniband/{nic}/ports/1/{file}", f"{text}\n")
 
 
-def unfit(check: Any) -> str:
+def unfit(check):
     """Why it fails, "" if it passes."""
     try:
         assert check(STATE) is STATE
@@ -168,7 +159,7 @@ def unfit(check: Any) -> str:
     return ""
 
 
-def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch):
+def test_a_port_that_went_down_fails_also_if_it_is_back(node, monkeypatch):
     monkeypatch.setenv("NVRX_SYSROOT", str(node))
     check = health_check.ChainedNicHealthCheck()
     assert unfit(check) == ""
@@ -184,7 +175,7 @@ def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch)
     assert "was there before" in unfit(check)
 
 
-def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkeypatch):
+def test_ports_never_in_use_counters_never_kept_and_lost_nics(node, monkeypatch):
     nics = node / "sys/class/infiniband"
     port(node, "mlx5_0", "1: DOWN", 5)
     (nics / "mlx5_1/ports/1/counters/link_downed").unlink()
@@ -201,7 +192,7 @@ def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkey
     assert "mlx5_0/1 is gone" in unfit(check)
 
 
-def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch):
+def test_a_gpu_has_its_nearest_nics(node, monkeypatch):
     """tests/health/test_nic.py has all degrees of nearness."""
     asked = iter([{"GPU 6": dgx.GPUS[6]}])  # once: a lost GPU has no address
     monkeypatch.setattr(health_check.gpus, "pci_addresses", lambda env, index: next(asked))
@@ -213,11 +204,11 @@ def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch):
     assert "mlx5_6/1 was ACTIVE" in unfit(check)
 
 
-def fake_cuda(monkeypatch, *deeds: Callable[[], object]) -> list[int]:
+def fake_cuda(monkeypatch, *deeds):
     """torch.cuda with a GPU whose n-th synchronize does `deeds[n]`. Returns the devices that are waited for."""
-    devices: list[int] = []
+    devices = []
 
-    def synchronize(device: int) -> None:
+    def synchronize(device):
         devices.append(device)
         deeds[len(devices) - 1]()
 
@@ -226,10 +217,10 @@ def fake_cuda(monkeypatch, *deeds: Callable[[], object]) -> list[int]:
     return devices
 
 
-def nothing() -> None: ...
+def nothing(): ...
 
 
-def refuse() -> None:
+def refuse():
     raise RuntimeError("device-side assert triggered")
 
 
@@ -240,7 +231,7 @@ def test_the_gpu_is_waited_for_twice(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("deeds", "kind", "why"),
+    "deeds, kind, why",
     [
         ([refuse], exception.HealthCheckError, "device-side assert"),
         ([nothing, refuse], exception.HealthCheckError, "device-side assert"),
@@ -254,7 +245,7 @@ def test_a_corrupted_context_fails_and_a_gpu_that_does_not_finish(monkeypatch, d
     assert refuse not in deeds or isinstance(raised.value.__cause__, RuntimeError)
 
 
-def failed(error: Exception | None) -> FrozenState:
+def failed(error):
     return State(rank=0, world_size=1, fn_exception=error).freeze()
 
 

@@ -1,14 +1,10 @@
 """One rank computes for all: assignments that need all ranks, as threads, over a store in memory and one of torch's."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from itertools import cycle
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +13,6 @@ from hypothesis import strategies as st
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.core.inprocess.tree import Topology, active_order, healthy
 from nvrx_slurm.inprocess import rank_assignment as ra
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, TimeoutError
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_assignment import Leadership, text_of
@@ -29,15 +24,14 @@ pytestmark = pytest.mark.process
 
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
-Views = Callable[[int], Any]  # iteration -> the store of its assignment
 
 
-def in_memory() -> Views:
+def in_memory():
     return MemoryStore().iteration
 
 
 @pytest.fixture(params=["memory", "torch"])
-def views(request) -> Views:
+def views(request):
     """The tests of the wrapper have a TCPStore, as the wrapper hands it out."""
     if request.param == "memory":
         return in_memory()
@@ -48,20 +42,20 @@ def views(request) -> Views:
 class Ranks:
     """A job: `states` and `plugins` by initial rank, of those who are left."""
 
-    def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]) -> None:
+    def __init__(self, size, views, make):
         self.views = views
         self.states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
         self.plugins = {rank: ra.with_defaults(make()) for rank in range(size)}
         self.iteration = 0
 
-    def assign(self, died: Iterable[int] = (), absent: Iterable[int] = ()) -> dict[int, BaseException]:
+    def assign(self, died=(), absent=()):
         """The next iteration, after the initial ranks `died`; the `absent` die without a word. What ranks raised."""
         self.before = {rank: replace(state) for rank, state in self.states.items()}
         terminated = {self.states.pop(rank).rank for rank in died}
-        raised: dict[int, BaseException] = {}
-        found: dict[int, State] = {}
+        raised = {}
+        found = {}
 
-        def one(rank: int) -> None:
+        def one(rank):
             ctx = ra.RankAssignmentCtx(self.states[rank], self.views(self.iteration), terminated)
             try:
                 found[rank] = ra.assign(self.plugins[rank], ctx)
@@ -82,33 +76,33 @@ class Ranks:
         return raised
 
     @property
-    def active(self) -> list[int]:
+    def active(self):
         """Initial rank of each active rank."""
         by_active = {s.active_rank: rank for rank, s in self.states.items() if s.active_rank is not None}
         assert sorted(by_active) == list(range(len(by_active)))
         return [by_active[active] for active in sorted(by_active)]
 
 
-def same_everywhere(raised: dict[int, BaseException], size: int) -> str:
+def same_everywhere(raised, size):
     """The sentence, once it is known that every rank raised it."""
     assert len(raised) == size
     (sentence,) = {str(error) for error in raised.values()}
     return sentence
 
 
-def grouped(key: Any, condition: Any = lambda count: count == 2, **more: Any) -> Callable[[], ra.RankAssignment]:
+def grouped(key, condition=lambda count: count == 2, **more):
     return lambda: Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey(key, condition, **more))
 
 
-def pair(state: State) -> int:
+def pair(state):
     return state.rank // 2
 
 
-def host(state: State) -> str:
-    return f"host{state.initial_rank // 8}"  # type: ignore[operator]
+def host(state):
+    return f"host{state.initial_rank // 8}"
 
 
-EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
+EIGHT = {"condition": lambda count: count == 8}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
         lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=lambda rank, _: rank // 8, **EIGHT)),  # 004
     ],
 )
-def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]):
+def test_the_filters_of_the_seeds_survive_deaths(make):
     """Hosts of eight, each lost as a whole with its first rank, twice."""
     job = Ranks(32, in_memory(), make)
     assert job.assign() == {} and job.active == list(range(32))
@@ -130,8 +124,8 @@ def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssig
         assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(len(left),) * 2}
 
 
-def raise_on(bad: int) -> Callable[[State], str]:
-    def key(state: State) -> str:
+def raise_on(bad):
+    def key(state):
         if state.rank == bad:
             raise ValueError("no such host")
         return "all"
@@ -139,8 +133,8 @@ def raise_on(bad: int) -> Callable[[State], str]:
     return key
 
 
-def test_an_abort_in_a_users_function_stays_one(views: Views):
-    def stop(count: int) -> bool:
+def test_an_abort_in_a_users_function_stays_one(views):
+    def stop(count):
         raise RestartAbort("enough")
 
     raised = Ranks(3, views, grouped("all", stop)).assign()
@@ -148,7 +142,7 @@ def test_an_abort_in_a_users_function_stays_one(views: Views):
     assert "RestartAbort: enough" in same_everywhere(raised, 2)
 
 
-def test_a_condition_that_discards_everybody_is_said_to(views: Views):
+def test_a_condition_that_discards_everybody_is_said_to(views):
     job = Ranks(4, views, grouped(lambda state: f"host{state.rank // 2}"))
     assert job.assign() == {}
     raised = job.assign(died=[0, 2])
@@ -171,11 +165,11 @@ def test_without_the_leader_the_wait_ends():
 
 
 @pytest.mark.parametrize("make", [lambda: ra.Tree([ra.Layer()]), lambda: grouped("all", bool)()])
-def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make: Any):
+def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make):
     """The next one begins with the same states."""
 
     class Ended(MemoryStore):
-        def wait(self, keys: Any, timeout: timedelta) -> None:
+        def wait(self, keys, timeout):
             raise RankLost("a rank was lost")
 
     store = [Ended()]
@@ -189,7 +183,7 @@ def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(ma
 
 
 TURNS = cycle([1, 2, 1, 1])
-ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]] = {
+ERRORS = {
     "rank 0: ValueError: no such host": (grouped(raise_on(0)), ValueError),
     "rank 2: ValueError: no such host": (grouped(raise_on(2)), ValueError),
     "rank 0, computing for all: ZeroDivisionError": (grouped("all", lambda count: 1 // 0), ZeroDivisionError),
@@ -201,7 +195,7 @@ ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]
 
 
 @pytest.mark.parametrize("token", ERRORS)
-def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str):
+def test_an_error_of_one_rank_is_the_error_of_all(views, token):
     make, cause = ERRORS[token]
     raised = Ranks(4, views, make).assign()
     assert token in same_everywhere(raised, 4)
@@ -209,7 +203,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str):
     assert cause is None or any(isinstance(error.__cause__, cause) for error in raised.values())
 
 
-def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views):
+def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views):
     layers = [ra.Layer(1, None, "root"), ra.Layer(2, key_or_fn=lambda state: state.initial_rank // 2)]
     job = Ranks(4, views, lambda: ra.Tree(layers))
     raised = job.assign(died=[0])
@@ -224,7 +218,7 @@ def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views)
     st.none() | st.integers(1, 3),
     st.lists(st.sets(st.integers(0, 7), max_size=3), max_size=4),
 )
-def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int | None, rounds: list[set[int]]):
+def test_every_rank_reads_what_the_core_says(size, host, divisor, rounds):
     layers = [
         ra.Layer(1, None, "root", ra.LayerFlag.RESERVE),
         ra.Layer(1, 2, lambda state: state.initial_rank // host, BOTH),
@@ -245,10 +239,9 @@ def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int 
 
 dist = pytest.importorskip("torch.distributed")
 FOREVER = timedelta(seconds=600)
-LOST = InterruptionRecord(2, Interruption.TERMINATED, "its process has ended")
 
 
-def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
+def leadership(view, rank, size=3):
     ctx = ra.RankAssignmentCtx(State(rank, size, iteration=5), view, set())
     return Leadership(ctx, "test", 1, FOREVER)
 
@@ -256,15 +249,15 @@ def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
 class SilentStore(MemoryStore):
     """As torch before 2.9: nobody who waits is told of a `compare_set`."""
 
-    def compare_set(self, key: str, expected: str, desired: bytes | str) -> bytes:
+    def compare_set(self, key, expected, desired):
         with self._shared.changed:
-            return self._values.setdefault(key, bytes(desired))  # type: ignore[arg-type]
+            return self._values.setdefault(key, bytes(desired))
 
 
 def test_a_verdict_wakes_where_compare_set_does_not():
     store = SilentStore()
 
-    def decided(rank: int) -> str:
+    def decided(rank):
         one = leadership(store, rank)
         one.give(lambda: "key")
         return one.decide(lambda: ",".join(map(text_of, one.given())))
@@ -274,7 +267,7 @@ def test_a_verdict_wakes_where_compare_set_does_not():
 
 
 def test_an_error_whose_text_no_store_takes_is_told_all_the_same():
-    def compute() -> str:
+    def compute():
         raise RankDiscarded("no place for \udce4")
 
     with pytest.raises(RankDiscarded, match=r"no place for \\udce4"):

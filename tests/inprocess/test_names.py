@@ -3,11 +3,8 @@
 What is not here is in docs/how-to/migrate-from-nvrx.md, with the reason.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
-from typing import Any
 
 import pytest
 
@@ -82,8 +79,8 @@ PLAIN = {
 }
 
 
-def found(name: str) -> Any:
-    thing: Any = inprocess
+def found(name):
+    thing = inprocess
     for part in name.split("."):
         if inspect.ismodule(thing) and not hasattr(thing, part):
             importlib.import_module(f"{thing.__name__}.{part}")

@@ -1,7 +1,5 @@
 """The lines a launcher's log reader looks for, and the logger they and the wrapper write to."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -12,20 +10,20 @@ from nvrx_slurm.inprocess.plugins import nested_restarter as nested
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.steps import Completion, Initialize, RetryController, Terminate
-from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.inprocess.state import State
 
 pytestmark = pytest.mark.process
 
 
 class Lines(nested.NestedRestarterLogger):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self):
+        self.lines = []
 
-    def log_for_restarter(self, message: str) -> None:
+    def log_for_restarter(self, message):
         self.lines.append(message.partition("[NestedRestarter] ")[2])
 
 
-def state(rank: int = 0) -> FrozenState:
+def state(rank=0):
     return State(rank=rank, world_size=4, active_rank=rank).freeze()
 
 
@@ -60,7 +58,7 @@ def test_only_the_special_rank_writes():
     assert lines.lines == ["name=[InProcess] state=own stage=stage"]
 
 
-def written(code: str, **env: str) -> tuple[list[str], list[str]]:
+def written(code, **env):
     """Lines on stdout and stderr of a process that runs this."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code], env=env, capture_output=True, text=True, timeout=60, check=True

@@ -1,10 +1,6 @@
 """Rank assignments that every rank computes for itself, and what the wrapper makes of a composition."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +14,7 @@ from nvrx_slurm.inprocess.state import Mode, State
 pytestmark = pytest.mark.process
 
 
-Make = Callable[[], ra.RankAssignment]
-
-
-def after(assignment: ra.RankAssignment, states: list[State], died: set[int]) -> list[State]:
+def after(assignment, states, died):
     """The states of those who are left, in the order they had; `died` counts ranks."""
     left = []
     for state in states:
@@ -32,11 +25,11 @@ def after(assignment: ra.RankAssignment, states: list[State], died: set[int]) ->
     return left
 
 
-def world(size: int) -> list[State]:
+def world(size):
     return [State(rank=rank, world_size=size) for rank in range(size)]
 
 
-def active(states: list[State]) -> list[int | None]:
+def active(states):
     return [state.active_rank for state in states]
 
 
@@ -51,9 +44,9 @@ def test_spares_come_in_as_ranks_die():
 
 @settings(max_examples=50)
 @given(st.integers(1, 30), st.data(), st.integers(1, 5), st.none() | st.integers(1, 30))
-def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | None):
+def test_any_deaths(size, data, divisor, most):
     """Numbers are 0..n-1 exactly once, sizes agree, filters hold, whatever dies in three rounds."""
-    renumber: ra.RankAssignment = data.draw(st.sampled_from([ra.ShiftRanks(), ra.FillGaps()]))
+    renumber = data.draw(st.sampled_from([ra.ShiftRanks(), ra.FillGaps()]))
     filters = [ra.ActiveWorldSizeDivisibleBy(divisor), ra.MaxActiveWorldSize(most)]
     assignment = Compose(*filters, renumber)
     states = world(size)
@@ -75,12 +68,12 @@ def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | No
             assert [s.initial_rank for s in sorted(states, key=lambda s: s.rank)] == order
 
 
-def keyed() -> ra.FilterCountGroupedByKey:
+def keyed():
     return ra.FilterCountGroupedByKey(key_or_fn="all", condition=bool)
 
 
 @pytest.mark.parametrize(
-    ("members", "sentence"),
+    "members, sentence",
     [
         ((ra.ActivateAllRanks(), ra.MaxActiveWorldSize(2)), "cannot be combined"),
         ((ra.ShiftRanks(), ra.MaxActiveWorldSize(2)), r"list MaxActiveWorldSize\(2\) left"),
@@ -89,7 +82,7 @@ def keyed() -> ra.FilterCountGroupedByKey:
         ((keyed(), ra.ShiftRanks()), "list ShiftRanks"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members: Any, sentence: str):
+def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members, sentence):
     with pytest.raises(ValueError, match=sentence):
         ra.with_defaults(Compose(*members))
 
@@ -99,12 +92,12 @@ class Nothing(ra.RankAssignment):
 
     activates = renumbers = False
 
-    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+    def __call__(self, ctx):
         return ctx
 
 
 @pytest.mark.parametrize(
-    ("make", "completed"),
+    "make, completed",
     [
         (keyed, "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
         (
@@ -115,7 +108,7 @@ class Nothing(ra.RankAssignment):
         (lambda: Compose(ra.ActivateAllRanks(), Nothing()), "ActivateAllRanks, ShiftRanks, Nothing"),
     ],
 )
-def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed: str):
+def test_what_a_composition_leaves_out_is_done_by_default(make, completed):
     made = ra.with_defaults(make())
     assert isinstance(made, Compose) and isinstance(made, ra.RankAssignment)
     assert ", ".join(type(member).__name__ for member in made.members()) == completed
@@ -127,19 +120,19 @@ def test_others_are_taken_as_they_are():
 
 
 class Own(ra.RankAssignment):
-    def __init__(self, answer: Callable[[ra.RankAssignmentCtx], Any]) -> None:
+    def __init__(self, answer):
         self.answer = answer
 
-    def __call__(self, ctx: ra.RankAssignmentCtx) -> Any:
+    def __call__(self, ctx):
         return self.answer(ctx)
 
 
-def changed(**fields: Any) -> Own:
+def changed(**fields):
     return Own(lambda ctx: replace(ctx, state=replace(ctx.state, **fields)))
 
 
 @pytest.mark.parametrize(
-    ("assignment", "error", "sentence"),
+    "assignment, error, sentence",
     [
         (Own(lambda ctx: None), InternalError, "returned None, not a RankAssignmentCtx"),
         (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),
@@ -150,9 +143,7 @@ def changed(**fields: Any) -> Own:
         (changed(mode=Mode.INACTIVE, world_size=2, active_world_size=0), RestartAbort, "of 2 healthy ranks"),
     ],
 )
-def test_results_that_no_iteration_can_begin_with(
-    assignment: ra.RankAssignment, error: type[BaseException], sentence: str
-):
+def test_results_that_no_iteration_can_begin_with(assignment, error, sentence):
     ctx = ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2})
     with pytest.raises(error, match=sentence):
         ra.assign(assignment, ctx)
@@ -161,15 +152,15 @@ def test_results_that_no_iteration_can_begin_with(
 @pytest.mark.parametrize(
     "assignment", [changed(world_size=2), changed(mode=Mode.ACTIVE, world_size=2), changed(active_rank=1, world_size=2)]
 )
-def test_a_rank_that_is_not_deactivated_is_active(assignment: Own):
+def test_a_rank_that_is_not_deactivated_is_active(assignment):
     """D19."""
     new = ra.assign(assignment, ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2}))
     assert (new.mode, new.active_rank, new.active_world_size) == (Mode.ACTIVE, 1, 2)
 
 
 def test_the_assignment_sees_no_active_ranks_of_the_last_iteration():
-    seen: list[State] = []
-    own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
+    seen = []
+    own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))
     state = State(rank=0, world_size=1, active_rank=0, active_world_size=1, mode=Mode.ACTIVE)
     ra.assign(own, ra.RankAssignmentCtx(state, None, set()))
     assert (seen[0].active_rank, seen[0].active_world_size, seen[0].mode) == (None, None, Mode.ACTIVE)

@@ -1,7 +1,5 @@
 """Shift, fill and groups against implementations that write the world down."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +10,12 @@ pytestmark = pytest.mark.process
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[int, set[int]]:
+def worlds(draw):
     size = draw(st.integers(1, 40))
     return size, draw(st.sets(st.integers(0, size - 1)))
 
 
-def slow_fill(size: int, terminated: set[int]) -> dict[int, int]:
+def slow_fill(size, terminated):
     """The picture of the seed: a row of boxes, cut at the new size; what is cut off falls into the gaps."""
     boxes = [None if rank in terminated else rank for rank in range(size)]
     new_size = size - len(terminated)
@@ -31,7 +29,7 @@ def slow_fill(size: int, terminated: set[int]) -> dict[int, int]:
 
 @settings(max_examples=50)
 @given(worlds())
-def test_shift(world: tuple[int, set[int]]):
+def test_shift(world):
     size, terminated = world
     got = [ranks.shifted(rank, terminated) for rank in range(size) if rank not in terminated]
     assert got == list(range(size - len(terminated)))
@@ -39,7 +37,7 @@ def test_shift(world: tuple[int, set[int]]):
 
 @settings(max_examples=50)
 @given(worlds())
-def test_fill(world: tuple[int, set[int]]):
+def test_fill(world):
     size, terminated = world
     got = {rank: ranks.filled(rank, size, terminated) for rank in range(size) if rank not in terminated}
     assert got == slow_fill(size, terminated)
@@ -49,14 +47,14 @@ def test_fill(world: tuple[int, set[int]]):
 
 @settings(max_examples=30)
 @given(worlds(), st.integers(0, 4))
-def test_lowest_healthy(world: tuple[int, set[int]], count: int):
+def test_lowest_healthy(world, count):
     size, terminated = world
     assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
 
 
 @settings(max_examples=30)
 @given(st.sets(st.integers(0, 60)))
-def test_runs(some: set[int]):
+def test_runs(some):
     text = ranks.to_runs(some)
     assert ranks.from_runs(text) == some
     assert len(text.split()) == sum(rank - 1 not in some for rank in some)

@@ -1,7 +1,5 @@
 """State: what comes from the environment and what goes back."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import fields
 
@@ -14,13 +12,13 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch) -> None:
+def environment(monkeypatch):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "sentence"),
+    "name, text, sentence",
     [
         (None, "2", None),
         ("RANK", None, "RANK is not set"),
@@ -31,7 +29,7 @@ def environment(monkeypatch) -> None:
         ("WORLD_SIZE", "0", "WORLD_SIZE=0"),
     ],
 )
-def test_the_environment(monkeypatch, name: str | None, text: str, sentence: str):
+def test_the_environment(monkeypatch, name, text, sentence):
     if name is None:
         assert State.from_env() == State(rank=2, world_size=4, initial_rank=2, initial_world_size=4)
         return

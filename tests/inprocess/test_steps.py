@@ -1,13 +1,9 @@
 """ThreadedFinalize, RetryController's limits, and the arguments of all plug-ins."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.health_check import ChainedGPUHealthCheck, CudaHealthCheck, FaultCounter
 from nvrx_slurm.inprocess.plugins.nested_restarter import NestedRestarterAborted
 from nvrx_slurm.inprocess.plugins.steps import Initialize, RetryController, ThreadedFinalize
-from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.inprocess.state import State
 
 pytestmark = pytest.mark.process
 
@@ -25,14 +21,14 @@ pytestmark = pytest.mark.process
 A_SECOND, LONG = timedelta(seconds=1), timedelta(seconds=60)
 
 
-def state(iteration: int = 0, world_size: int = 4, active: int | None = 2) -> FrozenState:
+def state(iteration=0, world_size=4, active=2):
     return State(rank=0, world_size=world_size, active_world_size=active, iteration=iteration).freeze()
 
 
 def test_the_function_runs_in_another_thread_with_its_arguments_and_gpu(monkeypatch):
-    seen: list[Any] = []
+    seen = []
 
-    def fn(*args: object, **kwargs: object) -> str:
+    def fn(*args, **kwargs):
         seen.extend((args, kwargs, threading.current_thread() is threading.main_thread()))
         return "ignored"
 
@@ -56,14 +52,14 @@ def test_a_function_that_does_not_return_is_a_timeout():
 
 
 @pytest.mark.parametrize(
-    ("limits", "good", "bad", "why"),
+    "limits, good, bad, why",
     [
         ({"max_iterations": 3}, state(iteration=2), state(iteration=3), "max_iterations=3"),
         ({"min_world_size": 4}, state(), state(world_size=3), "3 healthy .* min_world_size=4"),
         ({"min_active_world_size": 2}, state(), state(active=1), "1 active .* min_active_world_size=2"),
     ],
 )
-def test_each_limit_ends_the_run_with_its_reason(limits: Any, good: Any, bad: Any, why: str):
+def test_each_limit_ends_the_run_with_its_reason(limits, good, bad, why):
     """With an exception that is no Exception, which would restart; also in a composition."""
     retry, later = RetryController(**limits), RetryController()
     assert retry(good) is good and later(bad) is bad
@@ -75,7 +71,7 @@ def test_each_limit_ends_the_run_with_its_reason(limits: Any, good: Any, bad: An
 
 
 NO_TIME, NO_NUMBER = "must be a datetime.timedelta, not", "must be a whole number, not"
-CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
+CASES = [
     (lambda bad: CudaHealthCheck(bad), 30, f"CudaHealthCheck: timeout {NO_TIME} 30"),
     (lambda bad: ThreadedFinalize(bad, print), 5, f"ThreadedFinalize: timeout {NO_TIME} 5"),
     (lambda bad: ra.FilterCountGroupedByKey("", bool, bad), None, f"timeout of .* {NO_TIME} None"),

@@ -1,16 +1,11 @@
 """Whether the main thread may be stopped at a place: with frames of the real library."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -19,46 +14,43 @@ from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
 pytestmark = pytest.mark.process
 
 
-Ask = Callable[[FrameType], None]
-
-
 class Manager:
     """Calls `ask` with the frame of each of its methods, or as a lock with that of its caller."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask):
         self._ask = ask
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self._ask(sys._getframe())
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._ask(sys._getframe())
 
-    def __del__(self) -> None:
+    def __del__(self):
         self._ask(sys._getframe())
 
-    def acquire(self) -> None:
+    def acquire(self):
         self._ask(sys._getframe(1))
 
 
-def in_a_handler(ask: Ask) -> int:
+def in_a_handler(ask):
     """It takes its lock."""
     handler = logging.NullHandler()
-    lock = handler.lock = Manager(ask)  # type: ignore[assignment]
+    lock = handler.lock = Manager(ask)
     handler.acquire()
     lock._ask = lambda frame: None
     return 1
 
 
-def in_a_with_block(ask: Ask) -> int:
+def in_a_with_block(ask):
     with Manager(ask):
         pass
     return 3
 
 
-def in_popen(ask: Ask) -> int:
-    class Child(subprocess.Popen):  # type: ignore[type-arg]
-        def _execute_child(self, *_: Any, **__: Any) -> None:
+def in_popen(ask):
+    class Child(subprocess.Popen):
+        def _execute_child(self, *_, **__):
             ask(sys._getframe())
             self.returncode = 0
 
@@ -66,15 +58,15 @@ def in_popen(ask: Ask) -> int:
     return 1
 
 
-def in_the_function_itself(ask: Ask) -> int:
+def in_the_function_itself(ask):
     ask(sys._getframe())
     return 1
 
 
-def in_a_fork(ask: Ask) -> int:
-    class Forked(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined,misc]
+def in_a_fork(ask):
+    class Forked(multiprocessing.get_context("fork").Process):
         @staticmethod
-        def _Popen(process: Any) -> Any:
+        def _Popen(process):
             ask(sys._getframe())
             raise InterruptedError
 
@@ -83,30 +75,30 @@ def in_a_fork(ask: Ask) -> int:
     return 1
 
 
-def answers(frame: FrameType) -> list[Defer]:
+def answers(frame):
     """By the step, and by two signals."""
     deferral = Deferral()
     return [deferral.check(frame, by_signal) for by_signal in (False, True, True)]
 
 
 @pytest.mark.parametrize(
-    ("place", "deferred"),
+    "place, deferred",
     [(in_a_handler, Defer.A_STEP), (in_a_with_block, Defer.A_WHILE), (in_popen, Defer.A_WHILE),
      (in_a_fork, Defer.A_WHILE), (in_the_function_itself, Defer.NOT)],
 )  # fmt: skip
-def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Ask], int], deferred: Defer):
-    said: list[list[Defer]] = []
+def test_a_stop_that_would_leave_something_half_done_is_deferred(place, deferred):
+    said = []
     times = place(lambda frame: said.append(answers(frame)))
     assert said == [[deferred] * 3] * times
 
 
 @pytest.mark.parametrize("place", [in_a_handler, in_a_with_block])
-def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch, place: Any):
-    said: list[Defer] = []
+def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch, place):
+    said = []
     deferral, now = Deferral(), [100.0]
     monkeypatch.setattr("nvrx_slurm.inprocess.guard.stopping.time.monotonic", lambda: now[0])
 
-    def ask(frame: FrameType) -> None:
+    def ask(frame):
         for now[0] in (100.0, 101.0, 101.1):
             said.append(deferral.check(frame, False))
 

@@ -1,14 +1,10 @@
 """The store's view and the barriers, without ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -26,7 +22,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(params=["tcp", "file", "torch's own"])
-def view(request, tmp_path, monkeypatch) -> Iterator[StoreView]:
+def view(request, tmp_path, monkeypatch):
     if request.param == "tcp":
         monkeypatch.setenv("RANK", "0")
         yield StoreView(TCPStore("127.0.0.1", free_port()), "p/")
@@ -36,7 +32,7 @@ def view(request, tmp_path, monkeypatch) -> Iterator[StoreView]:
         yield StoreView(dist.HashStore(), "p/")
 
 
-def test_a_view_does_what_stores_do(view: StoreView):
+def test_a_view_does_what_stores_do(view):
     view.set("a", "1")
     view.set("b", b"2")
     view.set("c", b"3")
@@ -84,8 +80,8 @@ def test_a_store_that_cannot_serve_is_a_client(monkeypatch):
             StoreView(client).get("a")
 
 
-@pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 4)])
-def test_a_server_that_is_no_store(monkeypatch, rank: str, queued: int):
+@pytest.mark.parametrize("rank, queued", [("0", 0), ("1", 4)])
+def test_a_server_that_is_no_store(monkeypatch, rank, queued):
     """It says nothing, which torch waits for without a bound, or takes no connection: its queue is full."""
     monkeypatch.setenv("RANK", rank)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as stack:
@@ -111,7 +107,7 @@ def test_a_port_that_is_none(monkeypatch):
 
 
 def test_a_factory_that_makes_no_store():
-    def factory(**kwargs: Any) -> Any:
+    def factory(**kwargs):
         assert kwargs == {"a": 1}
         return 3
 
@@ -145,7 +141,7 @@ def test_no_rank_is_told_to_meet_at_somebody_elses_loopback(monkeypatch):
         environment.release()
 
 
-def test_the_first_end_counts(view: StoreView):
+def test_the_first_end_counts(view):
     done, broken = Iteration(view, 0), Iteration(view, 1)
     done.returned(2)
     done.returned(2)
@@ -155,10 +151,10 @@ def test_the_first_end_counts(view: StoreView):
     assert (done.await_end(), broken.await_end()) == (True, False)
     assert broken.await_start(1.0) is None  # nobody waits for a rank 0 that is gone
     first = broken.cause()
-    assert first is not None and first.sentence() == "rank 1: exception: why"
+    assert first.sentence() == "rank 1: exception: why"
 
 
-def test_one_result_whichever_server_gives_it(view: StoreView):
+def test_one_result_whichever_server_gives_it(view):
     this = Iteration(view, 0)
     for rank in (0, 2):
         assert this.arrive(rank, Arrival(Status.READY, rank, 3))
@@ -177,7 +173,7 @@ def test_one_result_whichever_server_gives_it(view: StoreView):
     assert this.arrive(1, Arrival(Status.READY, 1, 3)) and this.await_result(1.0) == results[0], "it comes late"
 
 
-def test_a_missing_rank_is_declared_gone(view: StoreView):
+def test_a_missing_rank_is_declared_gone(view):
     this = Iteration(view, 0)
     this.arrive(0, Arrival(Status.READY, 0, 2))
     this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))

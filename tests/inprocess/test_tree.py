@@ -1,9 +1,5 @@
 """Tree: what holds after any deaths, and each step of the algorithm by an example."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +9,6 @@ from nvrx_slurm.core.inprocess.tree import (
     FILTERED,
     SPARE,
     Level,
-    Places,
     Topology,
     TopologyError,
     active_order,
@@ -24,34 +19,30 @@ from nvrx_slurm.core.inprocess.tree import (
 pytestmark = pytest.mark.process
 
 
-Filter = Callable[[int], int] | None
-Keys = list[tuple[str, ...]]  # by slot
-
-
 class Tree:
     """Slots instead of leaves."""
 
-    def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None) -> None:
+    def __init__(self, levels, keys, world_size_filter=None):
         self.levels, self.keys, self.filter = levels, keys, world_size_filter
         self.topology = Topology(levels, dict(enumerate(keys)))
-        self.places: Places = self.topology.first_places(world_size_filter)
+        self.places = self.topology.first_places(world_size_filter)
 
-    def lose(self, *died: int) -> Tree:
+    def lose(self, *died):
         leaves = [leaf for leaf, slot in enumerate(self.topology.slots) if slot in died and self.places[leaf] > DEAD]
         self.places = self.topology.next_places(self.places, leaves, self.filter)
         return self
 
     @property
-    def active(self) -> list[int]:
+    def active(self):
         return [self.topology.slots[leaf] for leaf in active_order(self.places)]
 
     @property
-    def alive(self) -> set[int]:
+    def alive(self):
         return {self.topology.slots[leaf] for leaf in healthy(self.places)}
 
-    def branches(self) -> list[tuple[Level, set[int]]]:
+    def branches(self):
         """All branches of all levels, as slots."""
-        found: dict[tuple[str, ...], set[int]] = {}
+        found = {}
         for slot, keys in enumerate(self.keys):
             for depth in range(len(self.levels)):
                 found.setdefault(keys[: depth + 1], set()).add(slot)
@@ -70,7 +61,7 @@ LEVELS = st.builds(
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> tuple[list[Level], Keys, int | None, list[set[int]]]:
+def stories(draw):
     """Levels, keys of each slot, divisor of the filter, and who dies in which round (any slots, dead ones too)."""
     size = draw(st.integers(1, 24))
     levels = draw(st.lists(LEVELS, min_size=1, max_size=3))
@@ -81,13 +72,13 @@ def stories(draw: st.DrawFn) -> tuple[list[Level], Keys, int | None, list[set[in
     return levels, list(zip(*columns, strict=True)), divisor, rounds
 
 
-def multiple_of(divisor: int | None) -> Filter:
+def multiple_of(divisor):
     return None if divisor is None else lambda size: size - size % divisor
 
 
 @settings(max_examples=80, deadline=None)
 @given(stories())
-def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[int]]]):
+def test_after_any_deaths(story):
     levels, keys, divisor, rounds = story
     tree = Tree(levels, keys, multiple_of(divisor))
     for died in [set(), *rounds]:
@@ -105,7 +96,7 @@ def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[i
 @settings(max_examples=30, deadline=None)
 @given(stories())
 @example(([Level(1, None), Level(1, None)], [("root", "a")] * 8, 4, [{7}, {1}, {2}]))
-def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys, int | None, list[set[int]]]):
+def test_the_filter_never_takes_more_than_it_must(story):
     """Without limits, as many are active as if the survivors began anew."""
     levels, keys, divisor, rounds = story
     levels = [Level(level.min_ranks, None, level.reserve, level.backfill) for level in levels]
@@ -116,7 +107,7 @@ def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys
         assert len(tree.active) == len(tree.alive) - len(tree.alive) % divisor
 
 
-def hosts(*sizes: int) -> Keys:
+def hosts(*sizes):
     return [("root", f"host{host}") for host, size in enumerate(sizes) for _ in range(size)]
 
 
@@ -132,7 +123,7 @@ def test_the_places_of_spares_and_filtered_ranks():
 
 
 @pytest.mark.parametrize(
-    ("levels", "keys", "died", "active"),
+    "levels, keys, died, active",
     [
         # The nearest spare takes the place of the dead: of its own host, else of another one, where RESERVE allows.
         ([OPEN, Level(1, 2, reserve=True)], hosts(3, 3), [3], [0, 1, 5, 4]),
@@ -149,7 +140,7 @@ def test_the_places_of_spares_and_filtered_ranks():
         ([CLOSED, CLOSED], hosts(4, 4), [1], [0, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_each_step(levels: list[Level], keys: Keys, died: list[int], active: list[int]):
+def test_each_step(levels, keys, died, active):
     assert Tree(levels, keys).lose(*died).active == active
 
 
@@ -161,6 +152,6 @@ def test_a_branch_below_its_minimum_dies_with_its_reason():
 
 
 @pytest.mark.parametrize("wanted", [9, -1, 2.0, None])
-def test_a_filter_that_cannot_be_met(wanted: object):
+def test_a_filter_that_cannot_be_met(wanted):
     with pytest.raises(TopologyError, match=r"world_size_filter\(8\)"):
-        Tree([Level()], ONE_HOST, lambda size: wanted)  # type: ignore[arg-type, return-value]
+        Tree([Level()], ONE_HOST, lambda size: wanted)

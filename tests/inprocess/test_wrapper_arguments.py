@@ -47,7 +47,7 @@ def test_names_and_defaults_are_those_of_nvrx():
 
 
 @pytest.mark.parametrize(
-    ("error", "bad"),
+    "error, bad",
     [
         (ValueError, {"soft_timeout": s(90)}),
         (ValueError, {"monitor_process_interval": s(29), "soft_timeout": s(29)}),

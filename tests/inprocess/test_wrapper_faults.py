@@ -1,14 +1,10 @@
 """Every way in which a rank can fail, with real processes: the others go on without it, or with it."""
 
-from __future__ import annotations
-
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks_harness import Job, signal_all
+from ranks_harness import signal_all
 
 pytestmark = pytest.mark.process
 
@@ -19,11 +15,11 @@ HANGS = {**QUICK, "soft_timeout": 0.5, "hard_timeout": 1.5}
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def train(job: Job, world_size: int, *faults: dict[int, str], **arguments: Any) -> Job:
+def train(job, world_size, *faults, **arguments):
     return job.start("train", world_size, faults=faults, **arguments)
 
 
-def all_return(job: Job, ranks: Any, iteration: int = 1) -> None:
+def all_return(job, ranks, iteration=1):
     """They enter the function in this iteration, numbered anew without a gap, and return; the others have ended."""
     for place, rank in enumerate(ranks):
         entered = job.await_event(rank, "entered", iteration=iteration)
@@ -32,17 +28,17 @@ def all_return(job: Job, ranks: Any, iteration: int = 1) -> None:
     job.all_return(ranks)
 
 
-def monitors_of(job: Job, world_size: int) -> list[int]:
+def monitors_of(job, world_size):
     """Pids, once all ranks are in the function."""
     return [entered["monitor"] for entered in job.await_events(range(world_size), "entered")]
 
 
-def log(tmp_path: Path, rank: int) -> str:
+def log(tmp_path, rank):
     return (tmp_path / f"monitor{rank}.log").read_text()
 
 
 @pytest.mark.parametrize(
-    ("world_size", "how", "told"),
+    "world_size, how, told",
     [
         (1, "raise", "ValueError: fault of rank 0 in iteration 0"),
         (2, "restart exception", "RankShouldRestart"),
@@ -51,7 +47,7 @@ def log(tmp_path: Path, rank: int) -> str:
         (2, "fork", "ValueError: the child ended with 1"),  # a child that the function forks ends there
     ],
 )
-def test_odd_exceptions_are_faults_like_any_other(job: Job, world_size: int, how: str, told: str):
+def test_odd_exceptions_are_faults_like_any_other(job, world_size, how, told):
     """All ranks learn of them, and none is lost."""
     victim = world_size - 1
     train(job, world_size, {victim: how})
@@ -65,7 +61,7 @@ def test_odd_exceptions_are_faults_like_any_other(job: Job, world_size: int, how
 
 
 @pytest.mark.parametrize(
-    ("how", "victim", "code", "kind"),
+    "how, victim, code, kind",
     [
         ("sigkill", 0, -signal.SIGKILL, None),
         ("os_exit", 1, 9, None),
@@ -73,7 +69,7 @@ def test_odd_exceptions_are_faults_like_any_other(job: Job, world_size: int, how
         ("abort", 0, 1, "RestartAbort"),
     ],
 )
-def test_the_others_go_on_without_a_rank_that_leaves(job: Job, how: str, victim: int, code: int, kind: str):
+def test_the_others_go_on_without_a_rank_that_leaves(job, how, victim, code, kind):
     """Dead, or by a base exception."""
     train(job, 3, {victim: how})
     all_return(job, [rank for rank in range(3) if rank != victim])
@@ -81,7 +77,7 @@ def test_the_others_go_on_without_a_rank_that_leaves(job: Job, how: str, victim:
     assert job.await_end(victim) == code
 
 
-def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job):
+def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job):
     """Three at once: each is killed by its own monitor process."""
     victims = {1: "sigstop", 2: "gil", 3: "c_lock"}
     train(job, 5, victims, times={**HANGS, "last_call_wait": 1.0, "soft_timeout": 1.0})
@@ -92,37 +88,37 @@ def test_a_rank_that_cannot_be_stopped_is_killed_after_the_hard_timeout(job: Job
     job.await_nothing_left()
 
 
-def test_a_rank_that_goes_on_after_its_sigterm_takes_no_part_any_more(job: Job):
+def test_a_rank_that_goes_on_after_its_sigterm_takes_no_part_any_more(job):
     train(job, 3, {1: "until_sigterm"}, times={**HANGS, "termination_grace_time": 30.0, "barrier_timeout": 60.0})
     assert job.await_event(1, "raised")["kind"] == "RankDiscarded" and len(job.of(1, "entered")) == 1
     all_return(job, [0, 2])
 
 
 @pytest.mark.parametrize(
-    ("how", "others", "times"),
+    "how, others, times",
     [
         ("raise", "lock", {}),  # blocked in Python: stopped at once
         ("livelock", "block", {**HANGS, "hard_timeout": 20.0}),  # pings no more: restarted after the soft timeout
         ("livelock", "return", {"completion_timeout": 0.3}),  # some have returned: called again
     ],
 )
-def test_all_ranks_are_called_again(job: Job, how: str, others: str, times: dict[str, float]):
+def test_all_ranks_are_called_again(job, how, others, times):
     all_return(train(job, 3, {1: how}, others=others, times=times), range(3))
 
 
-def test_two_faults_at_once_are_one_restart(job: Job):
+def test_two_faults_at_once_are_one_restart(job):
     train(job, 4, {1: "sigkill", 2: "sigkill"}, times={"last_call_wait": 0.3})
     all_return(job, [0, 3])
 
 
-def test_a_suppressed_exception_is_raised_again_and_a_warning_shows_the_place(job: Job):
+def test_a_suppressed_exception_is_raised_again_and_a_warning_shows_the_place(job):
     train(job, 2, {0: "on file"}, others="swallow", times={**HANGS, "hard_timeout": 20.0})
     job.await_event(1, "swallowed")
     all_return(job, range(2))
     assert "scenarios.py" in job.err(1).read_text().split("RankShouldRestart was suppressed")[1]
 
 
-def test_the_run_ends_for_all_with_the_same_reason(job: Job):
+def test_the_run_ends_for_all_with_the_same_reason(job):
     """A RestartAbort on all ranks is raised from the last fault."""
     train(job, 3, *[{1: "raise"}] * 3, tries=2)
     for rank in range(3):
@@ -132,7 +128,7 @@ def test_the_run_ends_for_all_with_the_same_reason(job: Job):
     job.await_nothing_left()
 
 
-def test_a_reserve_takes_over_and_returns_none_before(job: Job):
+def test_a_reserve_takes_over_and_returns_none_before(job):
     """With ranks 0 and 1 active, rank 0 dies; rank 3 is never needed."""
     train(job, 4, {0: "sigkill"}, active=2, meet=False)
     for rank, number, value in ((1, "0", "1 done"), (2, "1", "2 done"), (3, None, None)):
@@ -142,12 +138,12 @@ def test_a_reserve_takes_over_and_returns_none_before(job: Job):
     job.await_nothing_left()
 
 
-def test_without_a_server_rank_0_may_die_too(job: Job):
+def test_without_a_server_rank_0_may_die_too(job):
     train(job, 3, {1: "raise"}, {0: "sigkill"}, file_store=True)
     all_return(job, [1, 2], 2)
 
 
-def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path):
+def test_a_signal_is_handled_at_once_at_a_barrier(job, tmp_path):
     """Rank 0 waits at the iteration barrier for rank 1, which is slow to finalize."""
     plugin = {"name": "finalize", "how": "go", "victims": [1], "iteration": 0}
     train(job, 2, {0: "raise", 1: "raise"}, plugins=True, plugin=plugin, handler=True)
@@ -160,7 +156,7 @@ def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["heartbeats", "launcher"])
-def test_a_lost_host_is_missed(job: Job, tmp_path, by: str):
+def test_a_lost_host_is_missed(job, tmp_path, by):
     """Ranks and monitor processes are gone at once, so no process of the host can report it; 30 s is the default."""
     launcher = tmp_path / "launcher.jsonl"
     times = {**QUICK, "heartbeat_timeout": 1.5} if by == "heartbeats" else {}
@@ -179,7 +175,7 @@ def test_a_lost_host_is_missed(job: Job, tmp_path, by: str):
     job.await_nothing_left()
 
 
-def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path):
+def test_a_job_that_was_suspended_goes_on(job, tmp_path):
     """scontrol suspend and resume: longer than any limit; no rank is killed or restarted."""
     times = {**HANGS, "soft_timeout": 0.7, "hard_timeout": 1.0, "heartbeat_timeout": 1.2}
     train(job, 2, {1: "on file"}, times=times)

@@ -1,15 +1,11 @@
 """Ranks that leave at any point, and the loss of monitor processes, the barrier server, and the store."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks_harness import Job, Zygote, signal_all
+from ranks_harness import Job, signal_all
 from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
 pytestmark = pytest.mark.process
@@ -23,11 +19,11 @@ TIMES_OF_A_BARRIER = {**TIMES, "heartbeat_timeout": 0.8, "soft_timeout": 0.5, "h
 SLOW = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}  # rank 2 comes late to the barrier
 
 
-def monitor(tmp_path: Path, rank: int) -> int:
+def monitor(tmp_path, rank):
     return int((tmp_path / f"monitor{rank}.pid").read_text() or 0)  # 0: it is just being written
 
 
-def all_fail(job: Job, ranks: Any, *said: str) -> None:
+def all_fail(job, ranks, *said):
     """They raise the same error, in which all of this is said; nothing is left."""
     for rank in ranks:
         first = job.await_event(rank, "raised")["chain"][0]
@@ -36,7 +32,7 @@ def all_fail(job: Job, ranks: Any, *said: str) -> None:
     job.await_nothing_left()
 
 
-def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path):
+def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote, tmp_path):
     """By an exception of its signal handler; the others may have the result of the barrier already, that it goes on."""
     victim = 0
     calls = 0
@@ -59,8 +55,8 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path):
             job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("victim", "how", "late"), [(0, "exit", False), (1, "kill", True)])
-def test_a_rank_that_leaves_at_entry(job: Job, tmp_path, victim: int, how: str, late: bool):
+@pytest.mark.parametrize("victim, how, late", [(0, "exit", False), (1, "kill", True)])
+def test_a_rank_that_leaves_at_entry(job, tmp_path, victim, how, late):
     """The others begin without it. `late`: its monitor process is ready (it opens its log) after the rank's end."""
     path = tmp_path / f"monitor{victim}.log"
     os.mkfifo(path) if late else path.touch()
@@ -73,8 +69,8 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path, victim: int, how: str, 
         job.all_return({0, 1, 2} - {victim})
 
 
-@pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
-def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path, assignment: str, told: bool):
+@pytest.mark.parametrize("assignment, told", [("tree", False), ("pairs", True)])
+def test_a_rank_that_was_discarded_is_not_missed(job, tmp_path, assignment, told):
     """Ranks come in pairs, and 2 dies. Rank 3 sends no heartbeats any more, or the launcher reports its end."""
     launcher = tmp_path / "launcher"
     times = {} if told else {**QUICK, "heartbeat_timeout": 0.7}
@@ -91,8 +87,8 @@ def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path, assignment:
         assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
 
 
-@pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", True)])
-def test_a_host_that_comes_back_when_the_others_have_gone_on(job: Job, tmp_path, first: str, file_store: bool):
+@pytest.mark.parametrize("first, file_store", [("rank", False), ("monitor", True)])
+def test_a_host_that_comes_back_when_the_others_have_gone_on(job, tmp_path, first, file_store):
     """The keys that it waits for have been deleted; a server has told it before, a file cannot."""
     times = {**QUICK, "heartbeat_timeout": 1.0}
     train(job, 3, {}, *[{0: "raise"}] * 3, gone=1, last="go", times=times, file_store=file_store)
@@ -110,14 +106,14 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(job: Job, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("where", "active", "signum"),
+    "where, active, signum",
     [
         ("in the function", 2, signal.SIGSTOP),  # and on a reserve
         ("when a rank asks the store something", 3, signal.SIGSTOP),
         ("at the barrier", 3, signal.SIGKILL),
     ],
 )
-def test_the_store_is_lost(job: Job, tmp_path, where: str, active: int, signum: int):
+def test_the_store_is_lost(job, tmp_path, where, active, signum):
     """Its host is silent, and no connection breaks; or its process ends, and rank 0 learns of that, too."""
     meets, silent = where == "at the barrier", signum == signal.SIGSTOP
     slow = {"plugin": SLOW} if meets else {}
@@ -142,7 +138,7 @@ def test_the_store_is_lost(job: Job, tmp_path, where: str, active: int, signum: 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int):
+def test_a_rank_without_its_monitor_process_leaves(job, signum):
     """The others go on without it. It may learn that from them when its monitor process is stopped, not dead."""
     train(job, 3, {}, times=TIMES)
     os.kill(monitors_of(job, 3)[2], signum)
@@ -151,7 +147,7 @@ def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int):
     all_return(job, range(2))
 
 
-def test_the_barrier_server_dies(job: Job, tmp_path):
+def test_the_barrier_server_dies(job, tmp_path):
     """With rank 0, as a host does, while rank 1 is at the barrier and rank 2 is not: one of them takes over."""
     train(job, 3, {1: "raise"}, plugins=True, plugin=SLOW, times=TIMES_OF_A_BARRIER, file_store=True)
     job.await_events(range(3), "finalize")
@@ -161,17 +157,17 @@ def test_the_barrier_server_dies(job: Job, tmp_path):
     assert any("this rank serves the barrier" in job.err(rank).read_text() for rank in (1, 2))
 
 
-def test_ranks_that_never_come_are_named(job: Job):
+def test_ranks_that_never_come_are_named(job):
     job.start("train", 5, ranks=[0, 1, 3], times={**TIMES_OF_A_BARRIER, "barrier_timeout": 4.0})
     all_fail(job, (0, 1, 3), "BarrierTimeout: ", "ranks 2 4 did not")
 
 
-def test_a_rank_0_that_never_comes_is_named(job: Job):
+def test_a_rank_0_that_never_comes_is_named(job):
     job.start("train", 2, ranks=[1], store_timeout=0.5)
     all_fail(job, [1], f"127.0.0.1:{job.port} (MASTER_ADDR")
 
 
-def test_a_server_outside_is_silent_while_ranks_enter(job: Job):
+def test_a_server_outside_is_silent_while_ranks_enter(job):
     """The kernel accepts connections."""
     job.start_rank("serve", 9, 0)
     job.await_event(9, "serving")
@@ -182,7 +178,7 @@ def test_a_server_outside_is_silent_while_ranks_enter(job: Job):
     all_fail(job, range(2), "StoreLost: the store cannot be reached", f"127.0.0.1:{job.port}")
 
 
-def test_two_processes_with_one_rank(job: Job):
+def test_two_processes_with_one_rank(job):
     """The second is refused, and does not harm the first."""
     train(job, 2, {})
     job.await_events([0, 1], "entered")
@@ -192,7 +188,7 @@ def test_two_processes_with_one_rank(job: Job):
     assert [event["iteration"] for event in job.of(0, "entered")] == [0]
 
 
-def test_what_keeps_a_call_from_beginning_is_told(job: Job):
+def test_what_keeps_a_call_from_beginning_is_told(job):
     job.start("refused", 1)
     assert job.await_all() == {0: 0}
     chains = [event["chain"][0] for event in job.of(0, "raised")]

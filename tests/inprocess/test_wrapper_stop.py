@@ -1,14 +1,11 @@
 """The function is stopped where it is, and only there; an action that it has begun is not left half done."""
 
-from __future__ import annotations
-
 import pytest
-from ranks_harness import Job
 
 pytestmark = pytest.mark.process
 
 
-def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job: Job):
+def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job):
     job.start("stopped_while_leaving", 2)
     assert job.await_event(1, "raised")["kind"] == "SystemExit"
     assert job.await_end(1) == 5
@@ -17,7 +14,7 @@ def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job: Job):
 
 
 @pytest.mark.parametrize("handled", [False, True])
-def test_nothing_is_left_half_done(job: Job, handled: bool):
+def test_nothing_is_left_half_done(job, handled):
     """Another thread would wait for a lock for ever. `handled`: the user handles SIGURG."""
     job.start("over_and_over", 2, handled=handled, rounds=8)
     assert job.await_event(1, "returned")["value"] == []

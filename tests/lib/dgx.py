@@ -6,8 +6,6 @@
 Shaped after a DGX H100 (Linux 5.15); text files and links only. Tests break it one fact at a time.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -62,7 +60,7 @@ _KMSG = """\
 _LOADED = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
 
 
-def build(root: Path) -> Path:
+def build(root):
     """Write the tree below `root`, which is made."""
     for path, text in _system().items():
         write(root, path, text)
@@ -73,13 +71,13 @@ def build(root: Path) -> Path:
     return root
 
 
-def write(root: Path, path: str, text: str) -> None:
+def write(root, path, text):
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
 
 
-def _system() -> dict[str, str]:
+def _system():
     half, cpu = CPUS // 2, "/sys/devices/system/cpu"
     files = {
         "/dev/kmsg": _KMSG,
@@ -101,7 +99,7 @@ def _system() -> dict[str, str]:
     return files
 
 
-def _switch(root: Path, index: int) -> None:
+def _switch(root, index):
     """A root port, a switch below it, a GPU and a NIC below that."""
     port, gpu, nic = SWITCHES[index]
     numa = index * 2 // len(SWITCHES)
@@ -136,7 +134,7 @@ def _switch(root: Path, index: int) -> None:
     _link(root, f"/sys/class/infiniband/{name}", infiniband)
 
 
-def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float) -> None:
+def _device(root, path, vendor, kind, numa, gts):
     files = {
         "vendor": vendor,
         "class": kind,
@@ -151,7 +149,7 @@ def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float
     _link(root, f"/sys/bus/pci/devices/{Path(path).name}", path)
 
 
-def _link(root: Path, path: str, target: str) -> None:
+def _link(root, path, target):
     """A relative link, as sysfs has them, so that the tree can be moved."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)

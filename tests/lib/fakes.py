@@ -10,18 +10,17 @@ import json
 import os
 import socket
 import socketserver
-import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from log_harness import REPO, WAIT_S, Program
 
-from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import CycleNews
 
 
 class Asked(NamedTuple):
@@ -33,11 +32,11 @@ class Asked(NamedTuple):
     body: bytes
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.body)
 
 
-def reply(status: int, value: Any, kind: str = "application/json", **headers: str) -> bytes:
+def reply(status, value, kind="application/json", **headers):
     """A whole HTTP reply; `value`: bytes, or what becomes JSON."""
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
@@ -48,19 +47,19 @@ def reply(status: int, value: Any, kind: str = "application/json", **headers: st
 Answer = bytes | Callable[["Fake", socket.socket], None]
 
 
-def hangs(fake: Fake, connection: socket.socket) -> None:
+def hangs(fake, connection):
     """Accepts and never answers."""
     fake.closed.wait(WAIT_S)
 
 
-def drips(fake: Fake, connection: socket.socket) -> None:
+def drips(fake, connection):
     """One byte of an endless reply every 0.1 s."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while not fake.closed.wait(0.1):
         connection.sendall(b" ")
 
 
-def floods(fake: Fake, connection: socket.socket) -> None:
+def floods(fake, connection):
     """100 MB; the client is expected to hang up before their end."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
     for _ in range(100):
@@ -68,7 +67,7 @@ def floods(fake: Fake, connection: socket.socket) -> None:
     fake.swallowed.set()
 
 
-def breaks(fake: Fake, connection: socket.socket) -> None:
+def breaks(fake, connection):
     """Closes in the middle of the body."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
 
@@ -76,9 +75,9 @@ def breaks(fake: Fake, connection: socket.socket) -> None:
 class Fake:
     """A service on loopback. `answer(asked)` says what to do; by default the answers of `script`, the last for ever."""
 
-    def __init__(self, *script: Answer) -> None:
+    def __init__(self, *script):
         self.script = list(script)
-        self.asked: list[Asked] = []
+        self.asked = []
         self.closed, self.swallowed = threading.Event(), threading.Event()
         self._news = threading.Condition()
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), partial(_Handler, self))
@@ -86,32 +85,32 @@ class Fake:
         threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.port}"
 
-    def prove_itself(self, context: ssl.SSLContext) -> None:
+    def prove_itself(self, context):
         """Speak TLS from now on."""
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
-    def answer(self, asked: Asked) -> Answer:
+    def answer(self, asked):
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
-    def on_request(self, asked: Asked) -> Answer:
+    def on_request(self, asked):
         with self._news:
             answer = self.answer(asked)
             self.asked.append(asked)
             self._news.notify_all()
         return answer
 
-    def wait_for(self, count: int) -> list[Asked]:
+    def wait_for(self, count):
         with self._news:
             assert self._news.wait_for(lambda: len(self.asked) >= count, WAIT_S), self.asked
         return self.asked
 
-    def __enter__(self) -> Fake:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.closed.set()
         self._server.shutdown()
         self._server.server_close()
@@ -120,12 +119,12 @@ class Fake:
 class _Handler(BaseHTTPRequestHandler):
     timeout = WAIT_S
 
-    def __init__(self, fake: Fake, *arguments: Any) -> None:
+    def __init__(self, fake, *arguments):
         self._fake = fake
         with contextlib.suppress(OSError):  # the client has hung up
             super().__init__(*arguments)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         headers = {name.lower(): text for name, text in self.headers.items()}
         answer = self._fake.on_request(Asked(self.command, self.path, headers, body))
@@ -133,29 +132,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, form: str, *values: object) -> None:
+    def log_message(self, form, *values):
         """Requests are not logged."""
 
 
 class Process(Program):
     """A real attribution process."""
 
-    def __init__(self, settings: AttributionSpec) -> None:
+    def __init__(self, settings):
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO)}
         super().__init__("attribution.__main__", asdict(settings), env=env, cwd="/")
 
-    def news(
-        self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True, lasted_s: float = 0.0
-    ) -> None:
+    def news(self, cycle, log, fault=None, over=True, lasted_s=0.0):
         self.tell(**asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
 
-    def end(self) -> int:
+    def end(self):
         self.tell(finish=3.0)
         return self.process.wait(WAIT_S)
 
 
 @contextlib.contextmanager
-def running(settings: AttributionSpec) -> Iterator[Process]:
+def running(settings):
     process = Process(settings)
     try:
         yield process

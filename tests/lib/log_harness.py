@@ -1,7 +1,5 @@
 """The shipper's and the aggregator's real programs, as an agent starts them; ranks are files that the test writes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,9 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -31,20 +27,20 @@ TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
 class Program:
     """One program and our end of its control socket. `lines`: the packets that it sent."""
 
-    def __init__(self, module: str, settings: dict[str, Any], listener: Any = None, **how: Any) -> None:
+    def __init__(self, module, settings, listener=None, **how):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = f"import sys; from nvrx_slurm.{module} import main; sys.exit(main(sys.argv[1:]))"
         fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
         argv = [sys.executable, "-c", command, *map(str, fds)]
         with theirs:
             self.process = subprocess.Popen(argv, **({"cwd": REPO} | how), pass_fds=fds, stderr=subprocess.PIPE)
-        self.lines: list[dict[str, Any]] = []
+        self.lines = []
         self.tell(**settings)
 
-    def tell(self, **packet: Any) -> None:
+    def tell(self, **packet):
         self.control.send(json.dumps(packet).encode())
 
-    def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
+    def line(self, key, timeout_s=WAIT_S):
         while True:
             assert select.select([self.control], [], [], timeout_s)[0], f"no {key} came: {self.lines}"
             data = self.control.recv(1 << 17)
@@ -53,30 +49,29 @@ class Program:
             if key in self.lines[-1]:
                 return self.lines[-1]
 
-    def packet(self, key: str) -> Any:
+    def packet(self, key):
         """The value in the next packet that has this key."""
         return self.line(key)[key]
 
     @property
-    def said(self) -> list[str]:
+    def said(self):
         return [line["say"] for line in self.lines if "say" in line]
 
-    def errors(self) -> str:
+    def errors(self):
         self.process.wait(WAIT_S)
-        assert self.process.stderr is not None
         return self.process.stderr.read().decode()
 
-    def finish(self, within_s: float = WAIT_S) -> int:
+    def finish(self, within_s=WAIT_S):
         self.tell(finish=within_s)
         code = self.process.wait(within_s + WAIT_S)
         assert self.errors() == "", "it printed a traceback"
         return code
 
-    def kill(self) -> None:
+    def kill(self):
         self.process.kill()
         self.process.wait(WAIT_S)
 
-    def close(self) -> None:
+    def close(self):
         self.control.close()
         self.process.kill()
         self.process.wait()
@@ -87,14 +82,14 @@ class Program:
 class Wire:
     """Forwards connections to `to()` until it cuts them, with a reset and in the middle of whatever they carry."""
 
-    def __init__(self, to: Callable[[], tuple[str, int]]) -> None:
+    def __init__(self, to):
         self._to = to
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
-        self._open: list[socket.socket] = []
+        self._open = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
@@ -107,7 +102,7 @@ class Wire:
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+    def _forward(self, one, other):
         with contextlib.suppress(OSError):
             while data := one.recv(5000):
                 other.sendall(data)
@@ -115,7 +110,7 @@ class Wire:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def cut(self) -> int:
+    def cut(self):
         """Reset all connections; how many there were."""
         ends, self._open = self._open, []
         for end in ends:
@@ -125,7 +120,7 @@ class Wire:
             end.close()
         return len(ends) // 2
 
-    def close(self) -> None:
+    def close(self):
         self._listener.close()
         self.cut()
 
@@ -133,28 +128,28 @@ class Wire:
 class Stage:
     """Files of ranks, and programs that merge them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.logs = root / "logs"
         self.prefix = str(root / "out" / "train.log")
-        self.programs: list[Program] = []
-        self.where: tuple[str, int] = ("127.0.0.1", 0)
-        self._listener: socket.socket | None = None
+        self.programs = []
+        self.where = ("127.0.0.1", 0)
+        self._listener = None
 
-    def file(self, rank: int, stream: str = "out", cycle: int = 0, node: int = 0) -> Path:
+    def file(self, rank, stream="out", cycle=0, node=0):
         return self.logs / OWNER / f"cycle_{cycle}" / f"node_{node}_n{node}" / f"rank_{rank}.{stream}"
 
-    def write(self, rank: int, data: bytes, stream: str = "out", cycle: int = 0, node: int = 0) -> None:
+    def write(self, rank, data, stream="out", cycle=0, node=0):
         path = self.file(rank, stream, cycle, node)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(data)
 
-    def _start(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> Program:
+    def _start(self, module, settings, listener=None):
         program = Program(module, settings, listener)
         self.programs.append(program)
         return program
 
-    def aggregator(self, term: int = 1, anew: bool = False, **more: Any) -> Program:
+    def aggregator(self, term=1, anew=False, **more):
         """In place of the last one, or (`anew`) at another port."""
         settings = {"token": TOKEN, "job": JOB, "term": term, "owner": OWNER, "prefix": self.prefix, "logfile": ""}
         if self._listener is None or anew:
@@ -162,50 +157,50 @@ class Stage:
             self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
         return self._start("logs.aggregator", settings | more, self._listener)
 
-    def shipper(self, node: int = 0, **more: Any) -> Program:
+    def shipper(self, node=0, **more):
         settings = {"token": TOKEN, "job": JOB, "node": f"n{node}", "log_dir": str(self.logs), "batch_s": 0.01}
         return self._start("logs.shipper", settings | more)
 
-    def at(self, shipper: Program, where: tuple[str, int] | None = None) -> None:
+    def at(self, shipper, where=None):
         shipper.tell(at=where or self.where, token=TOKEN)
 
-    def cycle(self, shipper: Program, ranks: range, world: int, cycle: int = 0, node: int = 0) -> None:
+    def cycle(self, shipper, ranks, world, cycle=0, node=0):
         files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
         shipper.tell(cycle=cycle, files=files, world=world)
 
-    def ships(self, world: int = 1, node: int = 0, ranks: range = range(1)) -> Program:
+    def ships(self, world=1, node=0, ranks=range(1)):
         """A shipper that knows the aggregator and the files of these ranks."""
         shipper = self.shipper(node)
         self.at(shipper)
         self.cycle(shipper, ranks, world, node=node)
         return shipper
 
-    def first_line(self, data: bytes, merged: bytes) -> None:
+    def first_line(self, data, merged):
         """Rank 0 writes it, and it is merged."""
         self.write(0, data)
         self.until(lambda: self.merged() == merged, "written")
 
-    def merged(self, cycle: int = 0) -> bytes:
+    def merged(self, cycle=0):
         path = Path(cycle_file(self.prefix, cycle))
         return path.read_bytes() if path.exists() else b""
 
-    def index(self, cycle: int = 0) -> Index:
+    def index(self, cycle=0):
         path = cycle_file(self.prefix, cycle)
         return Index.load(Path(index_file(path)).read_bytes(), os.stat(path).st_size)
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
+    def until(self, condition, what):
         """Look until it is so."""
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}; {[p.said for p in self.programs]}"
             select.select([], [], [], 0.005)  # a loop without a pause takes a core from what is tested
 
-    def close(self) -> None:
+    def close(self):
         for program in self.programs:
             program.close()
 
 
-def foreign_client(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
+def foreign_client(address, lines):
     """Send (file of the server, text) as a client of NVRx does; returns what the server has taken."""
     chunks = (pb.LogChunk(node_id="n", data=text, file_path=path) for path, text in lines)
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -215,10 +210,10 @@ def foreign_client(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
     return int(answer.bytes_received)
 
 
-def by_source(merged: bytes, index: bytes) -> dict[str, bytes]:
+def by_source(merged, index):
     """What the index says of each source, without the prefixes."""
-    files: dict[int, str] = {}
-    found: dict[str, bytes] = {}
+    files = {}
+    found = {}
     at = 0
     for line in index.splitlines():
         record = json.loads(line)
@@ -235,7 +230,7 @@ def by_source(merged: bytes, index: bytes) -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def stage(root: Path) -> Iterator[Stage]:
+def stage(root):
     found = Stage(root)
     try:
         yield found

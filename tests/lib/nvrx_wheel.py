@@ -4,8 +4,6 @@
 get. Tests skip then.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -23,23 +21,23 @@ _NEEDED = ["fastapi", "uvicorn", "slowapi", "pydantic-settings", "httpx"]
 _BOUND_S = 300
 
 
-def unpacked() -> Path:
+def unpacked():
     """A directory for PYTHONPATH. Skips the test where `scripts/test` could not install it."""
     return _found(_PLACE)
 
 
-def services() -> Path:
+def services():
     """A directory for PYTHONPATH with what services of the wheel need. Skips the test where it is missing."""
     return _found(_SERVICES)
 
 
-def _found(place: Path) -> Path:
+def _found(place):
     if not place.exists():
         pytest.skip(f"{place} is missing: python {__file__} makes it")
     return place
 
 
-def _install(place: Path, *words: str) -> None:
+def _install(place, *words):
     with tempfile.TemporaryDirectory(dir=place.parent) as name:
         content = Path(name, "content")
         subprocess.run([sys.executable, "-m", "pip", *words, str(content)], stdout=2, timeout=_BOUND_S, check=True)

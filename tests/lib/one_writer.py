@@ -1,11 +1,8 @@
 """Workers that write all the time, in processes of several shapes, and stop or kill their own agent: no rank may have
 two writers at once. For loopback and for a real Slurm; NVRX_REPEATS=20 runs each case 20 times."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
-from pathlib import Path
 
 REPEATS = range(int(os.environ.get("NVRX_REPEATS", "1")))
 SHAPES = {  # how a worker begins; its last process writes
@@ -40,16 +37,16 @@ with open("written", "a", buffering=1) as file:
 """
 
 
-def worker(fault: str, shape: str) -> str:
+def worker(fault, shape):
     """The code of a rank, after a head with RANK and CYCLE. By cycle: after how many lines rank 0 signals its agent."""
     usual = {"stopped": {0: (50, 19)}, "killed": {0: (50, 9)}, "": {}}[fault]
     strikes = {"first": {0: (0, 19)}, "spare": {0: (50, 9), 1: (0, 19)}}.get(shape, usual)
     return f"STRIKES = {strikes}\n{HEAD}{SHAPES[shape]}{WRITES}"
 
 
-def writers(written: Path) -> dict[int, list[tuple[int, int]]]:
+def writers(written):
     """By rank: the first and last time of each of its processes, in order; the test fails where they overlap."""
-    lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    lives = defaultdict(lambda: defaultdict(list))
     for line in written.read_text().rpartition("\n")[0].splitlines() if written.exists() else ():
         at_ns, rank, pid = map(int, line.split())
         lives[rank][pid].append(at_ns)

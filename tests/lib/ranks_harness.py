@@ -4,8 +4,6 @@ Run as a program, this is the zygote: it has imported torch once and forks ranks
 second and a fork milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib
@@ -18,9 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from nvrx_slurm.child import descendants
 
 HERE = Path(__file__).parent
 WAIT_S = 30.0  # for anything that must happen
@@ -37,7 +35,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OF_A_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "NVRX_", "FT_", "SLURM_")
 
 
-def signal_all(pids: Iterable[int], signum: int) -> None:
+def signal_all(pids, signum):
     for pid in pids:
         os.kill(pid, signum)
 
@@ -49,7 +47,7 @@ class Zygote:
     {"pid"} for each request, {"ended", "code"} for each child that has ended, the ranks' orphans too.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules):
         """`modules` to import, beside the wrapper's."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "RES_OPTIONS": "attempts:0"}  # see tests/conftest.py
@@ -60,11 +58,11 @@ class Zygote:
                 start_new_session=True,
                 env=env,
             )
-        self._started: list[int] = []
-        self.codes: dict[int, int] = {}
+        self._started = []
+        self.codes = {}
         self._until(lambda: bool(self._started), "the zygote has started", 120.0)
 
-    def _hear(self, timeout_s: float) -> None:
+    def _hear(self, timeout_s):
         if not select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
             return
         said = json.loads(self._socket.recv(1 << 16) or _fail("the zygote has ended"))
@@ -73,13 +71,13 @@ class Zygote:
         else:
             self._started.append(said["pid"])
 
-    def _until(self, condition: Any, what: str, timeout_s: float = WAIT_S) -> None:
+    def _until(self, condition, what, timeout_s=WAIT_S):
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}"
             self._hear(min(1.0, deadline_s - time.monotonic()))
 
-    def start(self, request: dict[str, Any], err: Path) -> tuple[int, int]:
+    def start(self, request, err):
         """Fork a rank; its pid, and the end of the pipe from which its events come."""
         self._started.clear()
         read, write = os.pipe()
@@ -89,19 +87,18 @@ class Zygote:
         self._until(lambda: bool(self._started), "a rank was forked")
         return self._started[0], read
 
-    def await_end(self, pid: int, timeout_s: float = WAIT_S) -> int:
+    def await_end(self, pid, timeout_s=WAIT_S):
         """Exit code of a rank (negative: signal)."""
         self._until(lambda: pid in self.codes, f"rank process {pid} has ended", timeout_s)
         return self.codes[pid]
 
-    def children(self) -> list[int]:
-        pids = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
-        return [int(pid) for pid in pids.split()]
+    def children(self):
+        return descendants.children(self._process.pid)
 
-    def await_no_children(self, timeout_s: float = WAIT_S) -> None:
+    def await_no_children(self, timeout_s=WAIT_S):
         self._until(lambda: not self.children(), "all monitor processes have ended", timeout_s)
 
-    def kill_children(self) -> None:
+    def kill_children(self):
         """And those who become children by that."""
         deadline_s = time.monotonic() + WAIT_S
         while children := self.children():
@@ -111,34 +108,34 @@ class Zygote:
                     os.kill(pid, signal.SIGKILL)
             self._hear(0.05)
 
-    def close(self) -> None:
+    def close(self):
         self._socket.close()
         self._process.wait(20)
 
 
-def _fail(why: str) -> Any:
+def _fail(why):
     raise AssertionError(why)
 
 
 class Job:
     """Ranks 0..n-1 of one job. Each event of a rank is a JSON line with its name in "event"."""
 
-    def __init__(self, zygote: Zygote, tmp: Path) -> None:
+    def __init__(self, zygote, tmp):
         from stage import free_port  # not in the zygote
 
         self._zygote, self._tmp = zygote, tmp
-        self.pids: dict[int, int] = {}
-        self._pipes: dict[int, int] = {}  # of the ranks that have not closed theirs
-        self._rest: dict[int, bytes] = {}
-        self.events: dict[int, list[dict[str, Any]]] = {}
+        self.pids = {}
+        self._pipes = {}  # of the ranks that have not closed theirs
+        self._rest = {}
+        self.events = {}
         self.port = free_port()
 
-    def start(self, scenario: str, world_size: int, *, ranks: Any = None, env: Any = None, **arguments: Any) -> Job:
+    def start(self, scenario, world_size, *, ranks=None, env=None, **arguments):
         for rank in range(world_size) if ranks is None else ranks:
             self.start_rank(scenario, rank, world_size, env=env, **arguments)
         return self
 
-    def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any) -> None:
+    def start_rank(self, scenario, rank, world_size, *, env=None, **arguments):
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(self.port)}
         request = {
             "scenario": scenario,
@@ -148,10 +145,10 @@ class Job:
         self.pids[rank], self._pipes[rank] = self._zygote.start(request, self.err(rank))
         self._rest[rank], self.events[rank] = b"", []
 
-    def err(self, rank: int) -> Path:
+    def err(self, rank):
         return self._tmp / f"rank{rank}.err"
 
-    def _pump(self, timeout_s: float) -> bool:
+    def _pump(self, timeout_s):
         """Read the events that came; whether there was something to read."""
         ready = select.select(list(self._pipes.values()), [], [], max(0.0, timeout_s))[0]
         for rank in [rank for rank, pipe in self._pipes.items() if pipe in ready]:
@@ -162,10 +159,10 @@ class Job:
                 os.close(self._pipes.pop(rank))
         return bool(ready)
 
-    def of(self, rank: int, event: str, **fields: Any) -> list[dict[str, Any]]:
+    def of(self, rank, event, **fields):
         return [e for e in self.events[rank] if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]
 
-    def await_event(self, rank: int, event: str, timeout_s: float = WAIT_S, **fields: Any) -> dict[str, Any]:
+    def await_event(self, rank, event, timeout_s=WAIT_S, **fields):
         """The first event of that name with these fields."""
         deadline_s = time.monotonic() + timeout_s
         while not (found := self.of(rank, event, **fields)):
@@ -175,44 +172,44 @@ class Job:
             self._pump(min(1.0, deadline_s - time.monotonic()))
         return found[0]
 
-    def await_events(self, ranks: Any, event: str, timeout_s: float = WAIT_S, **fields: Any) -> list[dict[str, Any]]:
+    def await_events(self, ranks, event, timeout_s=WAIT_S, **fields):
         return [self.await_event(rank, event, timeout_s, **fields) for rank in ranks]
 
-    def until(self, condition: Any, what: str) -> None:
+    def until(self, condition, what):
         """Something that sends no event (a file)."""
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}"
             self._pump(0.01)
 
-    def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
+    def kill(self, rank, signum=signal.SIGKILL):
         os.kill(self.pids[rank], signum)
 
-    def await_end(self, rank: int) -> int:
+    def await_end(self, rank):
         try:
             return self._zygote.await_end(self.pids[rank])
         except AssertionError as error:
             self._pump(0)
             raise AssertionError(f"{error}\n{self.events[rank]}\n{self.err(rank).read_text()}") from None
 
-    def await_all(self) -> dict[int, int]:
+    def await_all(self):
         codes = {rank: self.await_end(rank) for rank in self.pids}
         while self._pump(0):
             pass
         return codes
 
-    def await_nothing_left(self) -> None:
+    def await_nothing_left(self):
         """Until all ranks and all that they left behind have ended."""
         self._zygote.await_no_children()
 
-    def all_return(self, ranks: Iterable[int], **fields: Any) -> None:
+    def all_return(self, ranks, **fields):
         """They return, the event has these fields, and nothing is left then."""
         for rank in ranks:
             self.await_event(rank, "returned", **fields)
             assert self.await_end(rank) == 0
         self.await_nothing_left()
 
-    def close(self) -> None:
+    def close(self):
         """Whatever a failed test left is ended."""
         self._zygote.kill_children()
         for pipe in self._pipes.values():
@@ -225,22 +222,22 @@ class Script:
     Its stdout is a pipe, its stderr a file.
     """
 
-    def __init__(self, zygote: Zygote, argv: list[str], env: dict[str, str], err: Path) -> None:
+    def __init__(self, zygote, argv, env, err):
         self._zygote, self._err = zygote, err
         arguments = {"argv": argv, "cwd": str(err.parent)}
         self.pid, pipe = zygote.start({"scenario": "script", "arguments": arguments, "env": env}, err)
         self.stdout = os.fdopen(pipe)
 
     @property
-    def returncode(self) -> int | None:
+    def returncode(self):
         return self._zygote.codes.get(self.pid)
 
-    def send_signal(self, signum: int) -> None:
+    def send_signal(self, signum):
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # its end is on its way to us
                 os.kill(self.pid, signum)
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self, timeout):
         """What is left of stdout, and all of stderr, when it has ended. Raises AssertionError if that takes longer."""
         deadline_s = time.monotonic() + timeout
         left = io.BytesIO()
@@ -251,7 +248,7 @@ class Script:
         self._zygote.await_end(self.pid, max(0.0, deadline_s - time.monotonic()))
         return left.getvalue().decode(), self._err.read_text()
 
-    def close(self) -> None:
+    def close(self):
         """Nothing is left of it."""
         self.send_signal(signal.SIGKILL)
         self._zygote.await_end(self.pid, WAIT_S)
@@ -261,7 +258,7 @@ class Script:
 # --- in the zygote ----------------------------------------------------------------------------------------------------
 
 
-def _rank(request: dict[str, Any], events: int, err: int) -> None:
+def _rank(request, events, err):
     """Never returns: it ends the process, or raises SystemExit to have the interpreter finalized."""
     code = 1
     try:
@@ -288,17 +285,17 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
     sys.exit(code)  # through the interpreter's own end
 
 
-def _reap(control: socket.socket) -> None:
+def _reap(control):
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             _tell(control, ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
 
 
-def _tell(control: socket.socket, **what: Any) -> None:
+def _tell(control, **what):
     control.sendall(json.dumps(what).encode())
 
 
-def _serve() -> None:
+def _serve():
     """Until the tests close their end."""
     for name in sys.argv[2:]:
         importlib.import_module(name)

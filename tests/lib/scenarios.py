@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -25,11 +24,11 @@ from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.guard.monitor_thread import RankShouldRestart
 
-SCENARIOS: dict[str, Callable[[Rank], None]] = {}
-pause = time.sleep
+SCENARIOS = {}
+pause = time.sleep  # noqa: TID251 - a rank does what users do
 
 
-def scenario(fn: Callable[[Rank], None]) -> Callable[[Rank], None]:
+def scenario(fn):
     SCENARIOS[fn.__name__] = fn
     return fn
 
@@ -37,24 +36,24 @@ def scenario(fn: Callable[[Rank], None]) -> Callable[[Rank], None]:
 class Rank:
     """This rank's arguments, and its way to report to the test."""
 
-    def __init__(self, events: int, arguments: dict[str, Any]) -> None:
+    def __init__(self, events, arguments):
         self.events = events  # a file descriptor
         self.arguments = arguments
         self.tmp = Path(arguments.get("tmp", "."))
         self.initial = int(os.environ.get("RANK", "-1"))
 
-    def say(self, event: str, **fields: Any) -> None:
+    def say(self, event, **fields):
         os.write(self.events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
 
-    def call(self, fn: Callable[..., Any], **more: Any) -> Any:
+    def call(self, fn, **more):
         """Call `fn` wrapped, with the times of the test in seconds; report its end, with the chain of causes."""
         seconds = {"last_call_wait": 0.0, **self.arguments.get("times", {})}
         times = {name: datetime.timedelta(seconds=value) for name, value in seconds.items()}
         try:
             value = inprocess.Wrapper(**times, **more)(fn)()
         except BaseException as error:
-            chain: list[str] = []
-            one: BaseException | None = error
+            chain = []
+            one = error
             while one is not None and len(chain) < 100:
                 chain.append(f"{type(one).__name__}: {one}")
                 one = one.__cause__
@@ -63,27 +62,27 @@ class Rank:
         self.say("returned", value=value)
         return value
 
-    def together(self, name: str, gone: int = 0) -> None:
+    def together(self, name, gone=0):
         """Wait until all ranks of the start are here, except `gone` of them."""
         with contextlib.suppress(FileExistsError):
             os.mknod(self.tmp / f"{name}.{self.initial}")  # touch() would leave it open if it is stopped in the middle
         while len(list(self.tmp.glob(f"{name}.*"))) < int(self.arguments["world_size"]) - gone:
             pause(0.005)
 
-    def await_file(self, name: str) -> None:
+    def await_file(self, name):
         while not (self.tmp / name).exists():
             pause(0.005)
 
-    def entered(self, call: CallWrapper, **fields: Any) -> None:
+    def entered(self, call: CallWrapper, **fields):
         names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
         self.say("entered", iteration=call.iteration, **{name: os.environ[name] for name in names}, **fields)
 
 
-def run(name: str, events: int, arguments: dict[str, Any]) -> None:
+def run(name, events, arguments):
     SCENARIOS[name](Rank(events, arguments))
 
 
-def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any) -> None:
+def once(rank: Rank, first: Callable[[CallWrapper], Any], **more):
     """Call a function wrapped that does `first` in iteration 0, when all have entered, and returns in all others."""
 
     def fn(call: CallWrapper) -> str:
@@ -96,34 +95,34 @@ def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any) -> None:
     rank.call(fn, **more)
 
 
-def block() -> None:
+def block():
     """Until stopped from outside: a wait that gives up the GIL and ends with any signal."""
     while True:
         select.select([], [], [], 0.1)
 
 
-def throw(error: BaseException | type[BaseException]) -> None:
+def throw(error):
     raise error
 
 
-def _kill(signum: int) -> None:
+def _kill(signum):
     os.kill(os.getpid(), signum)
     block()
 
 
-def _c_lock() -> None:
+def _c_lock():
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)  # without the GIL, and no signal ends it
 
 
-def _until_sigterm() -> None:
+def _until_sigterm():
     """A call in C that only SIGTERM ends, after which the rank would go on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     signal.sigwait([signal.SIGTERM])
 
 
-def _fork() -> None:
+def _fork():
     """A child leaves the function by an exception of its own."""
     if (pid := os.fork()) == 0:
         raise ValueError("of the child")
@@ -132,18 +131,16 @@ def _fork() -> None:
 
 
 class _NoText(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise KeyError("text")
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         raise AssertionError("exceptions are compared by identity")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
-FAULTS: dict[
-    str, Callable[[Rank, Any], Any]
-] = {  # of the function, with its CallWrapper, or of a plug-in, with its state
+FAULTS = {  # of the function, with its CallWrapper, or of a plug-in, with its state
     "raise": lambda rank, call: throw(ValueError(f"fault of rank {rank.initial} in iteration {call.iteration}")),
     "restart exception": lambda rank, call: throw(RankShouldRestart()),
     "exit": lambda rank, call: sys.exit(7),
@@ -169,7 +166,7 @@ FAULTS: dict[
 }
 
 
-def _swallow(rank: Rank) -> None:
+def _swallow(rank):
     """With the fault "on file" of another rank: that one fails only when this one is in the block below."""
     try:
         os.mknod(rank.tmp / "fault")
@@ -179,7 +176,7 @@ def _swallow(rank: Rank) -> None:
     block()
 
 
-WAITS: dict[str, Callable[[Rank], Any]] = {
+WAITS = {
     "block": lambda rank: block(),
     "lock": lambda rank: [lock.acquire() for lock in [threading.Lock()] * 2],
     "swallow": _swallow,
@@ -191,10 +188,10 @@ WAITS: dict[str, Callable[[Rank], Any]] = {
 class Plugin:
     """Reports its call; on the `victims` it does `how` in the `iteration` of the argument `plugin`."""
 
-    def __init__(self, rank: Rank, name: str) -> None:
+    def __init__(self, rank, name):
         self.rank, self.name, self.later = rank, name, 0
 
-    def __call__(self, state: inprocess.FrozenState) -> Any:
+    def __call__(self, state):
         rank, want = self.rank, self.rank.arguments.get("plugin", {})
         rank.say(self.name, iteration=state.iteration)
         mine = want.get("name") == self.name and rank.initial in want["victims"]
@@ -212,7 +209,7 @@ BASES = {
     "completion": inprocess.completion.Completion,
     "terminate": inprocess.terminate.Terminate,
 }
-PLUGINS: dict[str, Any] = {name: type(name, (Plugin, base), {}) for name, base in BASES.items()}
+PLUGINS = {name: type(name, (Plugin, base), {}) for name, base in BASES.items()}
 
 
 class Assignment(Plugin, ra.RankAssignment):
@@ -220,12 +217,12 @@ class Assignment(Plugin, ra.RankAssignment):
 
     activates = renumbers = False
 
-    def __call__(self, ctx: Any) -> Any:
+    def __call__(self, ctx):
         super().__call__(ctx.state.freeze())
         return ctx
 
 
-def files(rank: Rank) -> dict[str, Any]:
+def files(rank):
     """Arguments for the store, and for the files of the monitor processes."""
     kinds = {f"monitor_process_{kind}file": str(rank.tmp / ("monitor{rank}." + kind[:3])) for kind in ("pid", "log")}
     if rank.arguments.get("file_store"):
@@ -234,11 +231,11 @@ def files(rank: Rank) -> dict[str, Any]:
     return {**kinds, "store_kwargs": {"timeout": datetime.timedelta(seconds=rank.arguments.get("store_timeout", 60))}}
 
 
-def pairs(state: inprocess.State) -> str:
+def pairs(state):
     return str((state.initial_rank or 0) // 2)
 
 
-def assignment(rank: Rank) -> Any:
+def assignment(rank):
     first = Assignment(rank, "rank_assignment")
     if (kind := rank.arguments.get("assignment")) == "tree":
         layers = [ra.Layer(1, None, "root", ra.LayerFlag.RESERVE), ra.Layer(2, 2, pairs, ra.LayerFlag.RESERVE)]
@@ -248,7 +245,7 @@ def assignment(rank: Rank) -> Any:
 
 
 @scenario
-def train(rank: Rank) -> None:
+def train(rank):
     """In iteration n, when all have entered, rank r does `faults[n][r]`, the others `others`; afterwards all return.
 
     `gone`: ranks missing from iteration 1 on. `plugins`: use those of this file; else only what `tries` needs.
@@ -274,7 +271,7 @@ def train(rank: Rank) -> None:
             WAITS[rank.arguments["last"]](rank)
         return f"{rank.initial} done"
 
-    more: dict[str, Any] = {}
+    more = {}
     if rank.arguments.get("plugins"):
         more = {name: kind(rank, name) for name, kind in PLUGINS.items()}
     if tries := rank.arguments.get("tries"):
@@ -283,7 +280,7 @@ def train(rank: Rank) -> None:
 
 
 @scenario
-def serve(rank: Rank) -> None:
+def serve(rank):
     """Not a rank: the server of the store, in a process of its own, as a launcher may have one."""
     server = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
     rank.say("serving")
@@ -292,11 +289,11 @@ def serve(rank: Rank) -> None:
 
 
 @scenario
-def leaves_at(rank: Rank) -> None:
+def leaves_at(rank):
     """Rank 2 raises in iteration 0. Between its `finalize` and its next `initialize` rank `victim` leaves."""
     mine, nth, calls = rank.initial == rank.arguments["victim"], rank.arguments["nth"], 0
 
-    def leave(frame: FrameType, event: str, _: object) -> None:
+    def leave(frame, event, _):
         """Raise, as a signal handler may, at the `nth` call of a function of the wrapper (0: never)."""
         nonlocal calls
         if event == "call" and "/nvrx_slurm/inprocess/" in frame.f_code.co_filename:
@@ -307,12 +304,12 @@ def leaves_at(rank: Rank) -> None:
                 sys.exit(5)
 
     class First(inprocess.finalize.Finalize):
-        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+        def __call__(self, state):
             sys.setprofile(leave if mine else None)
             return state
 
     class Last(inprocess.initialize.Initialize):
-        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+        def __call__(self, state):
             if mine:
                 sys.setprofile(None)
                 rank.say("calls", number=calls, iteration=state.iteration)
@@ -323,11 +320,11 @@ def leaves_at(rank: Rank) -> None:
 
 
 @scenario
-def leaves_at_entry(rank: Rank) -> None:
+def leaves_at_entry(rank):
     """Rank `victim` leaves, or is killed, before it has reported that it is there."""
     mine = os.getpid()
 
-    def make() -> inprocess.store.TCPStore:
+    def make():
         if os.getpid() == mine and rank.initial == rank.arguments["victim"]:
             rank.say("fault")
             if rank.arguments.get("how") == "kill":
@@ -339,7 +336,7 @@ def leaves_at_entry(rank: Rank) -> None:
 
 
 @scenario
-def script(rank: Rank) -> None:
+def script(rank):
     """`argv`, in the directory `cwd`, as the interpreter would; its output are the rank's events."""
     sys.argv = rank.arguments["argv"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))

@@ -14,12 +14,11 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from scenarios import FAULTS, Rank, block, files, once, pause, scenario, throw
+from scenarios import FAULTS, block, files, once, pause, scenario, throw
 from scenarios import run as run  # noqa: F401 - the zygote calls it
 
 from nvrx_slurm import inprocess
@@ -29,19 +28,19 @@ from nvrx_slurm.inprocess.guard import monitor_thread
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 
 
-def join() -> None:
+def join():
     """As users do, in every iteration."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
 
 
-def reduced() -> float:
+def reduced():
     total = torch.ones(1)
     dist.all_reduce(total)
     return float(total)
 
 
 @scenario
-def gloo(rank: Rank) -> None:
+def gloo(rank):
     """A collective in every iteration; in the first ones a rank dies before it."""
 
     def fn(call: CallWrapper) -> float:
@@ -62,7 +61,7 @@ def gloo(rank: Rank) -> None:
 
 
 @scenario
-def after_the_wrapper(rank: Rank) -> None:
+def after_the_wrapper(rank):
     """In order: a call with a group made before it, two calls, a group of the user's own, and a nested call."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with contextlib.suppress(RuntimeError):
@@ -99,10 +98,10 @@ def after_the_wrapper(rank: Rank) -> None:
 class Turned(ra.RankAssignment):
     """As by default, but another rank is rank 0 of iteration 0: not that of the store and the barrier server."""
 
-    def __init__(self, shift: int) -> None:
+    def __init__(self, shift):
         self._shift, self._default = shift, inprocess.Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
 
-    def __call__(self, ctx: Any) -> Any:
+    def __call__(self, ctx):
         ctx = self._default(ctx)
         if ctx.state.iteration == 0:
             ctx.state.rank = ctx.state.active_rank = (ctx.state.rank + self._shift) % ctx.state.active_world_size
@@ -110,11 +109,11 @@ class Turned(ra.RankAssignment):
 
 
 @scenario
-def fails_before_meeting(rank: Rank) -> None:
+def fails_before_meeting(rank):
     """Rank `victim` does `how` in iteration 0 before it calls `init_process_group`, while the others are in it."""
     victim, own = rank.arguments["victim"], c10d._process_group_name
 
-    def name(*args: Any, **kwargs: Any) -> Any:
+    def name(*args, **kwargs):
         value = own(*args, **kwargs)
         (rank.tmp / f"in.{rank.initial}").touch()  # torch has counted the group
         return value
@@ -135,11 +134,11 @@ def fails_before_meeting(rank: Rank) -> None:
 
 
 @scenario
-def cleans_up(rank: Rank) -> None:
+def cleans_up(rank):
     """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
     monitor_thread._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
 
-    def clean_up(call: CallWrapper) -> None:
+    def clean_up(call: CallWrapper):
         join()
         rank.together("met")
         if rank.initial == 1:
@@ -155,14 +154,14 @@ def cleans_up(rank: Rank) -> None:
 
 
 @scenario
-def many_restarts(rank: Rank) -> None:
+def many_restarts(rank):
     """Reports the resources of this process after half of the restarts and after all."""
     rounds, alive = rank.arguments["rounds"], []
 
     class Big:
         pass
 
-    def held(call: CallWrapper) -> None:
+    def held(call: CallWrapper):
         gc.collect()
         monitor = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
         rank.say(
@@ -189,10 +188,10 @@ def many_restarts(rank: Rank) -> None:
 
 
 @scenario
-def atomic(rank: Rank) -> None:
+def atomic(rank):
     """Rank 1 raises while rank 0 is in an atomic block; rank 0 reports its steps after that."""
 
-    def enter(call: CallWrapper) -> None:
+    def enter(call: CallWrapper):
         if rank.initial == 1:
             rank.together("in the block")
             raise ValueError
@@ -210,7 +209,7 @@ def atomic(rank: Rank) -> None:
 
 
 @scenario
-def unprotected(rank: Rank) -> None:
+def unprotected(rank):
     """Three hard timeouts in C without hang protection."""
 
     def fn(call: CallWrapper) -> int:
@@ -223,10 +222,10 @@ def unprotected(rank: Rank) -> None:
 
 
 @scenario
-def refused(rank: Rank) -> None:
+def refused(rank):
     """Calls that cannot begin: a log file in a missing directory, a store with an odd error text, no MASTER_ADDR."""
 
-    def make() -> None:
+    def make():
         raise ValueError("bad \udce4 name" + 3000 * "\u00e4")
 
     for more in ({"monitor_process_logfile": "/nonexistent/directory/log"}, {"store_factory": make}, {}):
@@ -237,10 +236,10 @@ def refused(rank: Rank) -> None:
 
 
 @scenario
-def stopped_while_leaving(rank: Rank) -> None:
+def stopped_while_leaving(rank):
     """Rank 0 raises when rank 1 is about to leave."""
 
-    def first(call: CallWrapper) -> None:
+    def first(call: CallWrapper):
         if rank.initial == 0:
             rank.await_file("leaving")
             raise ValueError("fault of rank 0")
@@ -253,43 +252,43 @@ def stopped_while_leaving(rank: Rank) -> None:
     once(rank, first)
 
 
-def _lock_is_free(lock: Any) -> bool:
+def _lock_is_free(lock):
     """Asked by a thread that does not hold it, as RLocks want."""
     with ThreadPoolExecutor(1) as other:
-        free: bool = other.submit(lock.acquire, False).result()
+        free = other.submit(lock.acquire, False).result()
         if free:
             other.submit(lock.release).result()
     return free
 
 
 class _Logs:
-    def __init__(self) -> None:
-        self.logger, self.came = logging.getLogger("of the user"), list[str]()
+    def __init__(self):
+        self.logger, self.came = logging.getLogger("of the user"), []
         self.logger.propagate = False
         self.logger.setLevel(logging.INFO)
         self.logger.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
 
-    def __call__(self) -> None:
+    def __call__(self):
         self.logger.info("on we go")
 
-    def left(self) -> list[str]:
+    def left(self):
         return self.came if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
 
 
 class _LogsWithSigurg(_Logs):
     """Which the user handles, so that it is not ours to raise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         signal.signal(signal.SIGURG, lambda *_: self.came.append("SIGURG"))
 
 
 @scenario
-def over_and_over(rank: Rank) -> None:
+def over_and_over(rank):
     """Rank 0 fails, at some moment while rank 1 logs, in each of the first `rounds` iterations."""
     kind = _LogsWithSigurg if rank.arguments["handled"] else _Logs
     do = kind() if rank.initial == 1 else None
-    left: list[str] = []
+    left = []
 
     def fn(call: CallWrapper) -> list[str]:
         if do is not None:

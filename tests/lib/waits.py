@@ -1,15 +1,12 @@
 """What sends no event, such as a state in /proc, is looked at until it is so."""
 
-from __future__ import annotations
-
 import select
 import time
-from collections.abc import Callable
 
 WAIT_S = 60.0
 
 
-def until(condition: Callable[[], object], what: object, wait_s: float = WAIT_S) -> None:
+def until(condition, what, wait_s=WAIT_S):
     """Return once `condition` holds. A pause between two looks leaves the core to what is tested."""
     deadline_s = time.monotonic() + wait_s
     while not condition():

@@ -1,15 +1,12 @@
 """An aggregator and peers that break the protocol, hold no token, or send lines that no file system should see."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from log_harness import JOB, OWNER, TOKEN, WAIT_S, Stage, stage
+from log_harness import JOB, OWNER, TOKEN, WAIT_S, stage
 
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
@@ -23,7 +20,7 @@ MINE = f"{OWNER}/cycle_0/node_9_x/rank_9.out"
 
 
 @pytest.fixture
-def merge(tmp_path) -> Iterator[Stage]:
+def merge(tmp_path):
     """One good shipper has written one line."""
     with stage(tmp_path) as found:
         found.aggregator()
@@ -35,19 +32,19 @@ def merge(tmp_path) -> Iterator[Stage]:
         assert found.merged().endswith(b" 0: still good\n") and found.programs[0].process.poll() is None
 
 
-def opened(file: str, cycle: int = 0) -> bytes:
+def opened(file, cycle=0):
     return wire.message(wire.OPEN, [wire.Opened(0, cycle, file, 9)])
 
 
-def chunk(begin: int, to: int, source: int = 0) -> bytes:
+def chunk(begin, to, source=0):
     return wire.from_chunk(wire.Chunk(source, begin, to, 1, b" 9: evil\n"))
 
 
-async def ends(where: tuple[str, int], frames: list[bytes], token: str = TOKEN) -> Exception:
+async def ends(where, frames, token=TOKEN):
     """Send these, one after each answer or at once; returns how the stream ended."""
     connection = socket.create_connection(where)
     connection.setblocking(False)
-    ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    ended = asyncio.get_running_loop().create_future()
     proved = asyncio.Event()
     secret = identity(token, wire.IDENTITY.format(JOB))
     stream = Stream(connection, secret, False, lambda frame: None, ended.set_result, proved.set)
@@ -78,7 +75,7 @@ BROKEN = [
 ]
 
 
-def test_peers_that_break_the_protocol_are_dropped_and_write_nothing(merge: Stage):
+def test_peers_that_break_the_protocol_are_dropped_and_write_nothing(merge):
     for number, frames in enumerate(BROKEN, 1):
         assert isinstance(asyncio.run(ends(merge.where, frames)), Exception), frames
         merge.write(0, b"%d\n" % number)
@@ -87,7 +84,7 @@ def test_peers_that_break_the_protocol_are_dropped_and_write_nothing(merge: Stag
     assert {path.name for path in Path(merge.prefix).parent.iterdir()} == {"train_cycle0.log", "train_cycle0.log.idx"}
 
 
-def test_a_stranger_without_the_token_gets_nowhere(merge: Stage):
+def test_a_stranger_without_the_token_gets_nowhere(merge):
     asyncio.run(ends(merge.where, [HELLO, opened(MINE), chunk(0, 9)], token="guessed"))
     with socket.create_connection(merge.where) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -96,7 +93,7 @@ def test_a_stranger_without_the_token_gets_nowhere(merge: Stage):
     assert b"evil" not in merge.merged()
 
 
-def test_hostile_lines_cost_no_memory_and_break_no_other_line(merge: Stage):
+def test_hostile_lines_cost_no_memory_and_break_no_other_line(merge):
     """50 MB without a newline, NULs, bytes that are no text, lines that imitate ours, and an index record."""
     shipper = merge.programs[1]
     size = 50_000_000

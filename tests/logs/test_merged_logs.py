@@ -1,7 +1,5 @@
 """Shippers and an aggregator as processes: what the ranks wrote is in the merged file exactly once, come what may."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -9,12 +7,11 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from log_harness import Program, Stage, Wire, by_source, stage
+from log_harness import Wire, by_source, stage
 
 from nvrx_slurm.child.program import GIVEN_UP, UNFINISHED
 from nvrx_slurm.core.logs.names import cycle_file, index_file
@@ -24,12 +21,12 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def merge(tmp_path) -> Iterator[Stage]:
+def merge(tmp_path):
     with stage(tmp_path) as found:
         yield found
 
 
-def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage):
+def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge):
     merge.aggregator()
     shippers = [merge.ships(12, node, range(6 * node, 6 * node + 6)) for node in range(2)]
     merge.until(lambda: Path(cycle_file(merge.prefix, 0)).exists(), "the file is there before any line")
@@ -44,7 +41,7 @@ def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage
     assert merge.programs[0].finish() == 0
 
 
-def test_each_of_many_cycles_has_its_own_file(merge: Stage):
+def test_each_of_many_cycles_has_its_own_file(merge):
     merge.aggregator()
     shipper = merge.shipper()
     merge.at(shipper)
@@ -59,7 +56,7 @@ def test_each_of_many_cycles_has_its_own_file(merge: Stage):
     merge.until(lambda: merge.merged(0) == b"0: cycle 0\n", "complete")
 
 
-def _check_exactly_once(merge: Stage, ranks: range) -> None:
+def _check_exactly_once(merge, ranks):
     found = by_source(merge.merged(), Path(index_file(cycle_file(merge.prefix, 0))).read_bytes())
     for rank in ranks:
         file = merge.file(rank)
@@ -68,20 +65,20 @@ def _check_exactly_once(merge: Stage, ranks: range) -> None:
 
 @pytest.mark.repeats("1")
 @pytest.mark.parametrize("seed", range(2))
-def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed: int):
+def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge, seed):
     """Shippers and aggregators are killed, terms change, connections are reset while four ranks write 4 MB."""
     chance = random.Random(seed)
     ranks, term = range(4), 1
     aggregator = merge.aggregator(term)
     wire = Wire(lambda: merge.where)
 
-    def new_shipper() -> Program:
+    def new_shipper():
         found = merge.shipper()
         merge.at(found, wire.where)
         merge.cycle(found, ranks, 4)
         return found
 
-    def write() -> None:
+    def write():
         for rank in ranks:
             lines = [b"%d " % i + b"x" * chance.randrange(300) + b"\n" for i in range(chance.randrange(140))]
             merge.write(rank, b"".join(lines))
@@ -118,7 +115,7 @@ def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed
     wire.close()
 
 
-def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage):
+def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge):
     old = merge.aggregator(1)
     slow = merge.ships(2)
     merge.first_line(b"first\n", b"0: first\n")
@@ -135,9 +132,7 @@ def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage)
 def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path):
     disk = tmp_path / "small"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, check=False
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     try:
@@ -158,7 +153,7 @@ def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path):
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage):
+def test_another_job_that_writes_the_file_is_waited_for_and_named(merge):
     merge.aggregator()
     merge.ships()
     merge.first_line(b"ours\n", b"0: ours\n")
@@ -174,7 +169,7 @@ def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage):
     merge.until(lambda: merge.merged() == b"0: ours\n0: theirs\n", "it appends when the other job is gone")
 
 
-def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(merge: Stage):
+def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(merge):
     """A stopped aggregator stops the shipper; the rank's own file takes everything, and all of it comes later."""
     aggregator, shipper = merge.aggregator(), merge.ships()
     merge.first_line(b"begin\n", b"0: begin\n")
@@ -190,7 +185,7 @@ def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(mer
     _check_exactly_once(merge, range(1))
 
 
-def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage):
+def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge):
     launchers = Path(merge.prefix).parent / "blocked"
     launchers.parent.mkdir()
     launchers.touch()  # a file where a directory is needed
@@ -209,7 +204,7 @@ def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage)
     )
 
 
-def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage):
+def test_an_aggregator_that_cannot_be_reached_is_said(merge):
     shipper = merge.shipper(say_after_s=0.5)
     merge.cycle(shipper, range(1), 1)
     with socket.socket() as closed:  # bound, but nothing listens
@@ -219,7 +214,7 @@ def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage):
         assert f"127.0.0.1:{closed.getsockname()[1]}" in sentence and os.strerror(111) in sentence
 
 
-def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage):
+def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge):
     merge.aggregator()
     merge.ships()
     merge.first_line(b"one\ntwo\n", b"0: one\n0: two\n")
@@ -228,7 +223,7 @@ def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(
     merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")
 
 
-def test_a_shipper_that_reaches_no_aggregator_tells_that_by_its_code(merge: Stage):
+def test_a_shipper_that_reaches_no_aggregator_tells_that_by_its_code(merge):
     shipper = merge.shipper()
     merge.cycle(shipper, range(2), 2)
     merge.write(1, b"here\n")
@@ -237,15 +232,15 @@ def test_a_shipper_that_reaches_no_aggregator_tells_that_by_its_code(merge: Stag
 
 
 def test_a_shipper_that_gets_many_cycles_asks_for_its_files_at_one_pace(tmp_path):
-    async def story() -> None:
+    async def story():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sent: list[bytes] = []
+        sent = []
         with ours, theirs:
             one = Shipper(ShipperSettings("", "", "n0", str(tmp_path)), theirs)
-            one._stream = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
+            one._stream = SimpleNamespace(send=sent.append)
             for cycle in range(9):
                 one.on_packet({"cycle": cycle, "files": [(f"{cycle}.out", 0)], "world": 1})
-            timers = [timer for timer in one.loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+            timers = [timer for timer in one.loop._scheduled if not timer.cancelled()]
             assert len(sent) == 9 and sum(timer._callback == one._open for timer in timers) == 1
             one.loop.remove_reader(theirs)
             one._connecting.cancel()
@@ -257,7 +252,7 @@ def test_a_shipper_that_waits_to_try_again_tries_at_once_when_the_job_ends(tmp_p
     monkeypatch.setattr("nvrx_slurm.logs.shipper._RETRY_S", 1000.0)
     monkeypatch.setattr("nvrx_slurm.logs.wire.LAST_RETRY_S", 1000.0)
 
-    async def story() -> None:
+    async def story():
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:

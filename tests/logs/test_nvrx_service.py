@@ -1,11 +1,8 @@
 """NVRx's gRPC log protocol: our service, alone and with the client of the 0.7.0 wheel."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -19,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def service(tmp_path) -> Iterator[tuple[str, Path]]:
+def service(tmp_path):
     """Our service: its address, and the folder that it may write to."""
     root = tmp_path / "allowed"
     root.mkdir()
@@ -31,7 +28,7 @@ def service(tmp_path) -> Iterator[tuple[str, Path]]:
         program.close()
 
 
-def test_lines_of_a_client_are_written_to_its_files(service: tuple[str, Path]):
+def test_lines_of_a_client_are_written_to_its_files(service):
     address, root = service
     lines = [(f"{root}/sub/x.log", b"1: a\n" * 100_000), (f"{root}/y.log", b"2: b\n"), (f"{root}/sub/x.log", b"c\n")]
     assert foreign_client(address, lines) == 500_007
@@ -40,7 +37,7 @@ def test_lines_of_a_client_are_written_to_its_files(service: tuple[str, Path]):
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "ROOT/../evil.log", "ROOT/link/evil.log", "ROOT/mine.log", "ROOT"])
-def test_paths_outside_the_folder_and_files_of_our_own_are_refused(service: tuple[str, Path], path: str):
+def test_paths_outside_the_folder_and_files_of_our_own_are_refused(service, path):
     address, root = service
     (root / "link").symlink_to(root.parent)
     (root / "mine.log").touch()
@@ -74,19 +71,19 @@ print(writer.total_bytes_sent, writer.connection_errors)
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path]):
+def test_the_writer_thread_of_the_wheel_and_our_service(service):
     address, root = service
     files = [f"{root}/new/z_cycle0.log", f"{root}/z_cycle1.log"]
     command = [sys.executable, "-c", WRITER, str(nvrx_wheel.unpacked()), address, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     text = "".join(f" {number % 8}: line {number}\n" for number in range(100))
     assert Path(files[0]).read_text() == text and Path(files[1]).read_text() == "12: other\n"
     assert done.stdout.split() == [str(len(text) + 10), "0"]
 
 
-def opened(root: Path, name: str) -> bool:
-    files: dict[str, int] = {}
+def opened(root, name):
+    files = {}
     try:
         NvrxLogService([str(root)])._open(str(root / name), files)
     except ValueError:
@@ -98,7 +95,7 @@ def opened(root: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [".ssh/authorized_keys", ".bashrc", "slurm.sh", "rank_0.err", ".x/a.log", "../a.log"])
-def test_only_logs_are_written(tmp_path, name: str):
+def test_only_logs_are_written(tmp_path, name):
     root = tmp_path / "root"
     root.mkdir()
     assert not opened(root, name)

@@ -1,7 +1,5 @@
 """A real rank monitor with ranks in processes of their own or in this one, and waits for events."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os
@@ -14,14 +12,12 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 from waits import until
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
+from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules
 
@@ -41,17 +37,17 @@ HANG = "\nthreading.Event().wait()\n"
 SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 
 
-def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def story(test):
     """A test that is a coroutine."""
 
     @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args, **kwargs):
         asyncio.run(test(*args, **kwargs))
 
     return run
 
 
-async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
+async def readable(fd, timeout_s=WAIT_S):
     """Wait until `fd` is readable; a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
@@ -62,12 +58,12 @@ async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
         loop.remove_reader(fd)
 
 
-def status(pid: int) -> dict[str, str]:
+def status(pid):
     text = Path(f"/proc/{pid}/status").read_text()
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
-def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> bytes:
+def ask(path, data, fds=()):
     """The monitor's answer to `data`, which comes with more descriptors; empty if there is none."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -81,7 +77,7 @@ def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> bytes:
 class Worker:
     """A worker as the agent starts it: a session leader with its stderr in a file."""
 
-    def __init__(self, code: str, env: dict[str, str], err: Path) -> None:
+    def __init__(self, code, env, err):
         with err.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", CLIENT + textwrap.dedent(code)], env={**os.environ, "RANK": "3", **env},
@@ -91,24 +87,23 @@ class Worker:
         self.pidfd = os.pidfd_open(self.pid)
         self.err = err
 
-    async def line(self) -> str:
+    async def line(self):
         """The next line of its stdout, "" at the end."""
         line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), WAIT_S)
         return line.decode().strip()
 
-    async def ended(self) -> int:
+    async def ended(self):
         """Wait for its end and reap it; its exit code as subprocess gives it."""
         await readable(self.pidfd)
         return self.process.wait()
 
-    def close(self) -> None:
+    def close(self):
         try:
             os.killpg(self.pid, signal.SIGKILL)  # not reaped yet or group alive: the number is ours
         except ProcessLookupError:
             pass
         self.process.wait()
         os.close(self.pidfd)
-        assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
 
@@ -120,24 +115,24 @@ class Rig:
     rank, and the monitor ends a sleeping process in its place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="nvrx-rmtest-"))
-        self.hangs: list[dict[str, Any]] = []
+        self.hangs = []
         self._hang = asyncio.Event()
-        self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
+        self.asked = asyncio.Queue()
         self.lease = Lease()
         self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
-        self._workers: list[Worker] = []
-        self._sleepers: list[subprocess.Popen[bytes]] = []
-        self._clients: list[RankMonitorClient] = []
+        self._workers = []
+        self._sleepers = []
+        self._clients = []
         self._patch = pytest.MonkeyPatch()
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self):
         self.monitor.start()
         self.monitor.spawn()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc):
         self._shut_down()
         await self.monitor.close()
         self._patch.undo()
@@ -149,28 +144,28 @@ class Rig:
         self.lease.close()
         shutil.rmtree(self.dir)
 
-    def _on_hang(self, local_rank: int, message: dict[str, Any]) -> None:
+    def _on_hang(self, local_rank, message):
         assert local_rank == 0
         self.hangs.append(message)
         self._hang.set()
 
-    def _on_asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
+    def _on_asked(self, local_rank, action, description):
         assert local_rank == 0
         self.asked.put_nowait((action, description))
 
-    async def look(self) -> dict[str, Any]:
+    async def look(self):
         """What the monitor sees of the rank."""
         seen = await asyncio.wait_for(self.monitor.inspect(5.0), WAIT_S)
         assert seen is not None
         return seen
 
-    def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
+    def worker(self, code, *, cycle=0, signum=signal.SIGKILL, **limits):
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
         self._workers.append(worker)
         self._watch(worker.pid, worker.pidfd, cycle, signum, limits)
         return worker
 
-    def rank(self, *, cycle: int = 0, **limits: Any) -> RankMonitorClient:
+    def rank(self, *, cycle=0, **limits):
         """A client of this process, not initialised yet."""
         self._patch.setenv("RANK", "3")
         self._patch.delenv("LOCAL_RANK", raising=False)
@@ -183,59 +178,59 @@ class Rig:
         self._clients.append(RankMonitorClient())
         return self._clients[-1]
 
-    def ready(self, **limits: Any) -> RankMonitorClient:
+    def ready(self, **limits):
         client = self.rank(**limits)
         client.init_workload_monitoring()
         return client
 
-    def unwatch(self) -> None:
+    def unwatch(self):
         """The end of a cycle: of its clients and of the monitor's watch."""
         self._shut_down()
         self.monitor.unwatch()
 
-    def _shut_down(self) -> None:
+    def _shut_down(self):
         for client in self._clients:
             client.shutdown_workload_monitoring()
 
-    def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any) -> None:
+    def _watch(self, pid, pidfd, cycle, signum, limits):
         rules = WatchRules(limits, signum, {"safety_factor": 5.0}, limits.pop("hold_s", 0.0))
         self.monitor.watch(pid=pid, pidfd=pidfd, cycle=cycle, rank=3, rules=rules)
 
-    async def hang(self) -> dict[str, Any]:
+    async def hang(self):
         await asyncio.wait_for(self._hang.wait(), WAIT_S)
         self._hang.clear()
         return self.hangs[-1]
 
-    async def no_hang(self, seconds: float) -> None:
+    async def no_hang(self, seconds):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(self.hang(), seconds)
 
-    async def sentence(self) -> str:
+    async def sentence(self):
         """Of the next hang."""
         return str((await self.hang())["sentence"])
 
     @property
-    def path(self) -> str:
+    def path(self):
         return self.monitor.worker_env()[SOCKET]
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         pid = self.monitor.pid
         assert pid is not None
         return pid
 
-    async def settled(self) -> None:
+    async def settled(self):
         """The monitor has handled its watch and sleeps."""
         assert b"does not know" in await asyncio.to_thread(ask, self.path, b'{"v":1,"type":"are you there"}\n')
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
 
     @property
-    def has_request(self) -> bool:
+    def has_request(self):
         """Whether one waits in the rank's socket."""
         life = self.monitor._life
         return life is not None and bool(select.select([life.listener], [], [], 0)[0])
 
-    async def stopped_while(self, deed: Callable[[], Any]) -> Any:
+    async def stopped_while(self, deed):
         """Result of `deed`, a request to the monitor, which is stopped before and killed while the rank waits."""
         self.stop()
         done = asyncio.get_running_loop().run_in_executor(None, deed)
@@ -243,12 +238,12 @@ class Rig:
         os.kill(self.pid, signal.SIGKILL)
         return await done
 
-    def stop(self) -> None:
+    def stop(self):
         os.kill(self.pid, signal.SIGSTOP)
         until(lambda: status(self.pid)["State"].startswith("T"), "the monitor is stopped")
 
 
-async def kill_monitor(rig: Rig) -> None:
+async def kill_monitor(rig):
     """SIGKILL the monitor and wait until another one has taken over."""
     old = rig.pid
     pidfd = os.pidfd_open(old)

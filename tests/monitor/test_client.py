@@ -1,7 +1,5 @@
 """RankMonitorClient in this process, with a real rank monitor."""
 
-from __future__ import annotations
-
 import os
 import sys
 import types
@@ -21,7 +19,7 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def refused(call, *args, **kwargs) -> str:
+def refused(call, *args, **kwargs):
     with pytest.raises(RankMonitorClientError) as raised:
         call(*args, **kwargs)
     return str(raised.value)
@@ -137,7 +135,7 @@ async def test_a_forked_child_cannot_act_for_its_rank():
 
 @pytest.mark.parametrize("killed", [False, True])
 @story
-async def test_a_warned_rank_hears_yes_until_its_end(killed: bool):
+async def test_a_warned_rank_hears_yes_until_its_end(killed):
     """Even if the rank monitor is killed in between. The next rank knows nothing of it."""
     async with Rig() as rig:
         client = rig.rank()
@@ -179,7 +177,7 @@ def test_a_checkpoint_is_due_after_the_best_interval(monkeypatch):
     monkeypatch.setattr("nvrx_slurm.monitor.client.monotonic_ns", lambda: int(now_s[0] * 1e9))
     monkeypatch.setenv("NVRX_MTBF", "100")
 
-    def due(after_s: float) -> bool:
+    def due(after_s):
         now_s[0] += after_s
         return client.checkpoint_due()
 
@@ -198,7 +196,7 @@ def test_a_checkpoint_is_due_after_the_best_interval(monkeypatch):
 
 @pytest.mark.parametrize("warm_up", [True, False])
 @story
-async def test_warm_up_ends_after_two_steps_by_megatrons_count(monkeypatch, warm_up: bool):
+async def test_warm_up_ends_after_two_steps_by_megatrons_count(monkeypatch, warm_up):
     arguments = types.SimpleNamespace()
     module = types.SimpleNamespace(_GLOBAL_ARGS=arguments)
     monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)

@@ -1,7 +1,5 @@
 """The exception hook: an uncaught exception ends the process at once, and nothing else does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -52,19 +50,19 @@ raise ValueError("x")
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "out"),
+    "code, status, out",
     [(WAITS, 1, "a line without its end"), (OWN_HOOK, 1, "theirs x\n"), ("sys.exit(7)", 7, "")],
     ids=["nothing is waited for", "the script's own hook", "an exit is not a failure"],
 )
-def test_the_exception_hook(code: str, status: int, out: str):
+def test_the_exception_hook(code, status, out):
     command = [sys.executable, "-c", HOOK + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert (done.returncode, done.stdout) == (status, "child at exit\n1\n" + out)
     assert "ZeroDivisionError" in done.stderr and "ValueError: child" in done.stderr
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_init_installs_the_hook_if_the_launcher_says_so(monkeypatch, wanted: bool):
+def test_init_installs_the_hook_if_the_launcher_says_so(monkeypatch, wanted):
     before = sys.excepthook
     monkeypatch.setattr(sys, "excepthook", before)  # restored in the end
     client = RankMonitorClient()

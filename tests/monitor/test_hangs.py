@@ -1,13 +1,9 @@
 """Limits in force: a real rank monitor finds a hang in time, and none where there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from monitor_harness import Rig, kill_monitor, status, story
@@ -33,25 +29,24 @@ STEP = {"rank_section_timeouts": {"step": 60.0}}
 TWO = {"outer": 0.2, "inner": 30.0, "other": 0.1}
 BEAT, FIRST = {"rank_heartbeat_timeout": 0.15}, {"initial_rank_heartbeat_timeout": 0.15}
 OUTSIDE_TOO = {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.1}
-Deed = Callable[[RankMonitorClient], Any]
 
 
-def sections(*moves: str) -> Deed:
+def sections(*moves):
     """`+name` starts a section, `-name` ends it."""
 
-    def do(client: RankMonitorClient) -> None:
+    def do(client):
         for move in moves:
             (client.start_section if move[0] == "+" else client.end_section)(move[1:])
 
     return do
 
 
-def beats_inside(client: RankMonitorClient) -> None:
+def beats_inside(client):
     client.send_heartbeat()
     client.start_section("inner")
 
 
-HANGS: dict[str, tuple[Deed, dict[str, Any], str]] = {
+HANGS = {
     "no heartbeat": (lambda client: client.send_heartbeat(), BEAT, "no heartbeat for "),
     "no first heartbeat": (lambda client: None, FIRST, "no first heartbeat for "),
     "overlapping": (sections("+inner", "+outer", "-inner"), OUTSIDE_TOO, "in section 'outer' for "),
@@ -150,7 +145,7 @@ async def test_fast_hand_overs_are_never_seen_out_of_their_sections():
 
 @pytest.mark.parametrize("last", [2**63 - 1, -1, 0, 5])
 @story
-async def test_garbage_in_a_page_harms_its_rank_only(last: int):
+async def test_garbage_in_a_page_harms_its_rank_only(last):
     """Implausible times are no progress; another monitor can still take over."""
     async with Rig() as rig:
         limits = {"initial_rank_heartbeat_timeout": 0.6, "rank_heartbeat_timeout": 0.6}
@@ -193,7 +188,7 @@ def test_other_files_and_overwritten_pages_are_refused():
     os.close(fd)
 
 
-def state(beat: float, step: float) -> dict[str, Any]:
+def state(beat, step):
     heartbeat = {"initial": 20.0, "subsequent": beat, "were_calculated": True}
     section = {"section": {"step": step}, "out_of_section": 9.0, "calculated_sections": ["step"]}
     section["is_out_of_section_calculated"] = False
@@ -203,7 +198,7 @@ def state(beat: float, step: float) -> dict[str, Any]:
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("before_init", [False, True])
 @story
-async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init: bool, killed: bool):
+async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init, killed):
     async with Rig() as rig:
         limits = {"rank_section_timeouts": {"step": 60.0, "setup": 60.0}, "rank_heartbeat_timeout": 0.3}
         client = rig.rank(**limits, workload_check_interval=0.1)

@@ -1,7 +1,5 @@
 """A look at a rank: what it does, without harm to it; and a hung rank that is held until all have been looked at."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -84,11 +82,9 @@ async def test_a_stopped_rank_is_known_by_its_state():
         assert seen["state"] == "T" and seen["stack"] == ""
 
 
-@pytest.mark.parametrize(
-    ("code", "stack"), [("say('up')" + HANG, ""), (DEEP, "in_the_main_thread")], ids=["no", "huge"]
-)
+@pytest.mark.parametrize("code, stack", [("say('up')" + HANG, ""), (DEEP, "in_the_main_thread")], ids=["no", "huge"])
 @story
-async def test_a_rank_without_a_handler_or_with_a_huge_stack_is_not_harmed(code: str, stack: str):
+async def test_a_rank_without_a_handler_or_with_a_huge_stack_is_not_harmed(code, stack):
     async with Rig() as rig:
         worker = rig.worker(code)
         assert await worker.line() == "up"
@@ -118,7 +114,7 @@ async def test_a_handler_of_a_c_library_is_left_to_it():
 
 @pytest.mark.parametrize("told", [True, False])
 @story
-async def test_a_hung_rank_is_held_until_the_end_of_the_look(told: bool):
+async def test_a_hung_rank_is_held_until_the_end_of_the_look(told):
     async with Rig() as rig:
         worker = rig.worker(WAITS, initial_rank_heartbeat_timeout=0.2, hold_s=60.0 if told else 1.0)
         await rig.hang()

@@ -1,7 +1,5 @@
 """The end of a hung rank: stacks, signals, its process group; and what a dead agent leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -81,11 +79,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("code", "signum", "limits", "status", "stacks_of"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("code, signum, limits, status, stacks_of", ENDS.values(), ids=ENDS)
 @story
-async def test_how_a_hung_rank_ends(
-    code: str, signum: int, limits: dict[str, float], status: int | None, stacks_of: str
-):
+async def test_how_a_hung_rank_ends(code, signum, limits, status, stacks_of):
     async with Rig() as rig:
         worker = rig.worker(code, signum=signum, **limits)
         await rig.hang()
@@ -95,7 +91,7 @@ async def test_how_a_hung_rank_ends(
         assert not list(worker.err.parent.glob("core*"))
 
 
-@pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
+@pytest.mark.parametrize("handled, signum", [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
 @story
 async def test_a_rank_that_survives_the_first_step_is_killed_alone(monkeypatch, handled, signum):
     shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"
@@ -200,7 +196,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("stopped", [False, True])
 @story
-async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_a_second(stopped: bool):
+async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_a_second(stopped):
     with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as agent:
         try:
             rigs = [agent.stdout.readline().split() for _ in range(2)]
@@ -222,7 +218,7 @@ PARENT = "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid
 LEASE_S = 1.0
 
 
-async def renew(rig: Rig) -> None:
+async def renew(rig):
     """As the agent does while it hears from its coordinator."""
     while True:
         rig.lease.until_s = time.monotonic() + LEASE_S

@@ -1,7 +1,5 @@
 """The agent's side: monitors that are killed, stopped or cannot run, and what closing them leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

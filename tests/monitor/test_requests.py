@@ -1,7 +1,5 @@
 """The rank's socket: refusals, hostile and slow peers, other users; and workload control requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -10,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
@@ -23,13 +20,13 @@ from nvrx_slurm.monitor.main import MAX_CONTINUES, MonitorProgram
 pytestmark = pytest.mark.process
 
 
-async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
+async def asked(path, data, fds=()):
     """The monitor's answer; None if it only hangs up."""
     reply = await asyncio.to_thread(ask, path, data, fds)
     return json.loads(reply) if reply else None
 
 
-def line(kind: object = "limits", v: object = 1, **message: object) -> bytes:
+def line(kind="limits", v=1, **message):
     return json.dumps({"v": v, "type": kind, **message}, ensure_ascii=False).encode() + b"\n"
 
 
@@ -63,7 +60,7 @@ async def test_refusals_change_nothing():
         pid, path = rig.pid, rig.path
         for data, token in REFUSED:
             reply = await asked(path, data)
-            assert reply is not None and reply["type"] == "error" and len(reply["error"]) <= 500, data[:40]
+            assert reply["type"] == "error" and len(reply["error"]) <= 500, data[:40]
             assert token in reply["error"], data[:40]
         rig.monitor.hear()
         assert rig.asked.empty()
@@ -121,11 +118,11 @@ print(ours.recv(65536))
             assert outcome in done.stdout + done.stderr
 
 
-def request(action: str, *description: str) -> WorkloadControlRequest:
+def request(action, *description):
     return WorkloadControlRequest(WorkloadAction[action], *description)
 
 
-def heard(rig: Rig) -> list[tuple[str, str]]:
+def heard(rig):
     """What the agent was told. A request is there before the rank gets its answer."""
     rig.monitor.hear()
     said = [rig.asked.get_nowait() for _ in range(rig.asked.qsize())]
@@ -143,9 +140,9 @@ async def test_requests_reach_the_agent_before_the_rank_goes_on():
         client = rig.ready()
         for wrong in (("Continue",), (WorkloadAction.Continue, 3)):
             with pytest.raises(TypeError, match="must be"):
-                WorkloadControlRequest(*wrong)  # type: ignore[arg-type]
+                WorkloadControlRequest(*wrong)
         with pytest.raises(TypeError, match="WorkloadControlRequest"):
-            client.send_workload_control_request(WorkloadAction.Continue)  # type: ignore[arg-type]
+            client.send_workload_control_request(WorkloadAction.Continue)
         client.send_workload_control_request(request("Continue"))
         assert heard(rig) == [("Continue", "<not set>")]
         client.send_workload_control_request(request("ExcludeThisNode", chr(0x1F525) * 1000000))  # 12 bytes each
@@ -197,7 +194,7 @@ async def test_a_stopped_monitor_is_waited_for_and_then_given_up(monkeypatch):
 
 @pytest.mark.parametrize("length", [1, wire.MAX_DESCRIPTION_CHARS])
 @story
-async def test_continues_leave_room_for_what_matters(length: int):
+async def test_continues_leave_room_for_what_matters(length):
     """A busy agent reads nothing: no Continue fails then, and no other request and no hang is lost."""
     async with Rig() as rig:
         client = rig.ready(rank_heartbeat_timeout=0.2)
@@ -215,11 +212,11 @@ async def test_continues_leave_room_for_what_matters(length: int):
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(full: bool):
+def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(full):
     """Its channel is full, or it is dead while its monitor has not ended yet."""
 
     class NoWorker:
-        ids, passed_on = {"pid": 1}, list[object]()
+        ids, passed_on = {"pid": 1}, []
 
     agent, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sent = 0
@@ -234,8 +231,8 @@ def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(ful
             agent.close()
         monitor, worker = MonitorProgram(control, "/nonexistent", "rank0."), NoWorker()
 
-        def ask_for(action: str) -> bytes:
-            return monitor._pass_on(worker, {"action": action, "description": "why" * 1000})  # type: ignore[arg-type]
+        def ask_for(action):
+            return monitor._pass_on(worker, {"action": action, "description": "why" * 1000})
 
         assert ask_for("Continue") == wire.encode("ok")  # for the log only
         for action in ("ExcludeThisNode", "ShutdownWorkload", "ShutdownWorkload"):

@@ -1,13 +1,11 @@
 """A monitor without a launcher, and collective calls of three real ranks over gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 
 import pytest
 from monitor_harness import ROOT, SOCKET, WAIT_S
-from ranks_harness import Script, Zygote
+from ranks_harness import Script
 from waits import until
 
 from nvrx_slurm.fault_tolerance import (
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module", autouse=True)
-def looks() -> None:
+def looks():
     """The first client of a process keeps the socket by which monitors look at it."""
     with standalone_monitor(rank_heartbeat_timeout=30.0):
         client = RankMonitorClient()
@@ -70,7 +68,7 @@ def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
 
 
 @pytest.mark.parametrize(
-    ("backends", "device"),
+    "backends, device",
     [
         ("cpu:gloo,cuda:nccl", "cpu"), ("cuda:nccl", "cuda"), ("nccl", "cuda"), ("gloo", "cpu"), ("cpu:mpi", None),
     ],
@@ -160,7 +158,7 @@ print(json.dumps([said, stopped, hangs]))
 
 
 @pytest.fixture(scope="module")
-def results(zygote: Zygote, tmp_path_factory) -> list[list]:
+def results(zygote, tmp_path_factory):
     """Of three ranks: what they calculated, when they stopped together, hangs."""
     directory = tmp_path_factory.mktemp("gloo")
     program = directory / "ranks.py"

@@ -1,7 +1,5 @@
 """The decision: when is a rank hung?"""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +57,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("limits", "view", "now_s", "hung", "deadline_s", "sentence"), TABLE)
+@pytest.mark.parametrize("limits, view, now_s, hung, deadline_s, sentence", TABLE)
 def test_table(limits, view, now_s, hung, deadline_s, sentence):
     judgement = judge(limits, view, now_s)
     assert (judgement.hung, judgement.deadline_s, judgement.sentence) == (hung, deadline_s, sentence)
@@ -129,7 +127,7 @@ def test_sections_have_one_word_each_and_a_step_in_warm_up_has_its_own():
 
 
 @pytest.mark.parametrize(
-    ("told", "token"),
+    "told, token",
     [
         ({"rank_init_timeout": 1}, "'rank_init_timeout'"),
         *(({"rank_heartbeat_timeout": bad}, "rank_heartbeat_timeout") for bad in (0, float("nan"), "3", True, [], 1e9)),

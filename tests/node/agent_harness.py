@@ -3,8 +3,6 @@
 Workers are plain Python scripts. Every wait ends after WAIT_S at the latest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,13 +13,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import minicluster_init as init
 from stage import await_end, free_port, running_with
 from waits import until
+
+from nvrx_slurm.child import descendants
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
@@ -62,14 +60,14 @@ UNTIL_TOLD = UP + 'gate(f"end{CYCLE}")\n'  # by rig.open("endN"), N the cycle in
 QUICK = ("--ft-keepalive-interval=0.7", "--ft-keepalive-timeout=0.7")  # a busy machine delays a beat by some tenths
 
 
-def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
+def ended(pidfd, timeout_s=WAIT_S):
     """Whether the process behind `pidfd` ended in time."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
-def stat(pid: int) -> tuple[str, str, int]:
+def stat(pid):
     """Name, state letter and parent of a process; "", "", -1 if it is gone."""
     found = init._stat(pid)
     return (found[0].name, found[2], found[1]) if found else ("", "", -1)
@@ -78,7 +76,7 @@ def stat(pid: int) -> tuple[str, str, int]:
 class Launcher:
     """One `nvrx-run` process; stdout and stderr come through one pipe, in order."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, split: bool = False) -> None:
+    def __init__(self, argv, env, cwd, split=False):
         self.process = subprocess.Popen(
             argv,
             env=env,
@@ -91,13 +89,12 @@ class Launcher:
         self.pid = self.process.pid
         self.signal = self.process.send_signal
         self.pidfd = os.pidfd_open(self.pid)
-        assert self.process.stdout is not None
         self._out = self.process.stdout.fileno()
         os.set_blocking(self._out, False)
         self.text = ""
         self._eof = False
 
-    def _read_some(self, deadline_s: float) -> None:
+    def _read_some(self, deadline_s):
         """Wait for output, its end, or the deadline."""
         left_s = max(0.0, deadline_s - time.monotonic())
         ready, _, _ = select.select([self._out], [], [], left_s)
@@ -106,12 +103,12 @@ class Launcher:
             self._eof = not chunk
             self.text += chunk.decode("utf-8", "replace")
 
-    def read(self, timeout_s: float) -> None:
+    def read(self, timeout_s):
         """Take what it prints within `timeout_s` seconds."""
         if not self._eof:
             self._read_some(time.monotonic() + timeout_s)
 
-    def line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
+    def line(self, pattern, timeout_s=WAIT_S):
         """The first match of `pattern` in the lines of the output; waits for it."""
         deadline_s = time.monotonic() + timeout_s
         compiled = re.compile(pattern, re.MULTILINE)
@@ -121,7 +118,7 @@ class Launcher:
             self._read_some(deadline_s)
         return match
 
-    def wait(self, timeout_s: float = WAIT_S) -> int:
+    def wait(self, timeout_s=WAIT_S):
         """Its exit code, with all of its output in `text`; negative = by that signal."""
         deadline_s = time.monotonic() + timeout_s
         while not self._eof and time.monotonic() < deadline_s:
@@ -129,42 +126,42 @@ class Launcher:
         assert ended(self.pidfd, max(0.0, deadline_s - time.monotonic())), f"{self.pid} did not end:\n{self.text}"
         return self.process.wait()
 
-    def close(self) -> None:
+    def close(self):
         """Kill what was not waited for; give everything back."""
         with self.process:  # which closes its pipes, and waits
             self.process.kill()
         os.close(self.pidfd)
 
     @property
-    def said(self) -> list[str]:
+    def said(self):
         """The launcher's own sentences, without their heads."""
         return re.findall(r"nvrx-run\[[^]]+\]: (.*)$", self.text, re.M)
 
     @property
-    def cycles(self) -> list[int]:
+    def cycles(self):
         """The cycles that its workers saw."""
         return sorted({int(cycle) for cycle in re.findall(r"\] up (\d+) ", self.text)})
 
     @property
-    def children(self) -> list[int]:
+    def children(self):
         """Its child processes: monitors and workers."""
-        return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return descendants.children(self.pid)
 
-    def monitored(self) -> None:
+    def monitored(self):
         """Wait until each rank has its monitor."""
         until(self.monitors, "its ranks are monitored")
 
-    def monitors(self) -> list[int]:
+    def monitors(self):
         return [pid for pid in self.children if stat(pid)[0].startswith("nvrx-monitor")]
 
 
-def up(one: Launcher, cycle: int) -> tuple[int, int]:
+def up(one, cycle):
     """(group rank, pid) of the one worker of this node in `cycle`."""
     found = one.line(rf"up {cycle} group (\d+) pid (\d+)$")
     return int(found[1]), int(found[2])
 
 
-def says(pattern: str, *nodes: Launcher, timeout_s: float = WAIT_S) -> Launcher:
+def says(pattern, *nodes, timeout_s=WAIT_S):
     """The node that prints a line with `pattern` first; waits for it."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := [one for one in nodes if re.search(pattern, one.text)]):
@@ -174,7 +171,7 @@ def says(pattern: str, *nodes: Launcher, timeout_s: float = WAIT_S) -> Launcher:
     return found[0]
 
 
-def kill(one: Launcher, *workers: int) -> None:
+def kill(one, *workers):
     """SIGKILL an agent: its workers are gone within a second."""
     processes = [found for pid in workers if (found := init.process(pid))]
     one.signal(signal.SIGKILL)
@@ -185,37 +182,37 @@ def kill(one: Launcher, *workers: int) -> None:
 class Rig:
     """Starts launchers of one job, knows its log tree, and tells afterwards what was left."""
 
-    def __init__(self, directory: Path, mark: str) -> None:
+    def __init__(self, directory, mark):
         self.dir = directory
         self.mark = mark
         self.logs = directory / "logs"
         self.port = free_port()
-        self.launchers: list[Launcher] = []
-        self._opened: list[int] = []  # gates
-        self.prefix: tuple[str, ...] = ()  # words before the command of each launcher
+        self.launchers = []
+        self._opened = []  # gates
+        self.prefix = ()  # words before the command of each launcher
         self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
 
-    def script(self, code: str, name: str = "work.py") -> str:
+    def script(self, code, name="work.py"):
         """Write a worker script; returns its path."""
         path = self.dir / name
         path.write_text(WORKER + textwrap.dedent(code))
         return str(path)
 
-    def open(self, name: str = "go") -> None:
+    def open(self, name="go"):
         """Let the workers pass that wait, or will wait, at the gate `name`."""
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.dir / name)
         self._opened.append(os.open(self.dir / name, os.O_RDWR))
 
-    def env(self, **more: str) -> dict[str, str]:
+    def env(self, **more):
         """Environment of a launcher: ours without Slurm's, and marked."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_"))}
         kept |= {MARK: self.mark, "TMPDIR": str(self.dir / "tmp"), "PYTHONPATH": str(REPO)}
         kept |= {"NVRX_TEST_GATES": str(self.dir), "TORCHINDUCTOR_CACHE_DIR": str(self.dir / "inductor")}
         return kept | more
 
-    def run(self, script: str, *flags: str, args: tuple[str, ...] = (), split: bool = False, **env: str) -> Launcher:
+    def run(self, script, *flags, args=(), split=False, **env):
         """Start one `nvrx-run` for one node (or with the flags given)."""
         program = f"import sys\n{self.before}\nfrom nvrx_slurm.cli.run import main\nmain(sys.argv[1:])"
         argv = [*self.prefix, sys.executable, "-c", program, f"--log-dir={self.logs}", *flags, script, *args]
@@ -223,15 +220,15 @@ class Rig:
         self.launchers.append(launcher)
         return launcher
 
-    def node(self, rank: int, nnodes: str, script: str, *flags: str, **env: str) -> Launcher:
+    def node(self, rank, nnodes, script, *flags, **env):
         """Start the agent of node `rank` of a job on loopback; node 0 coordinates and waits for all MAX nodes."""
         place = (f"--nnodes={nnodes}", f"--node-rank={rank}", f"--rdzv-endpoint=127.0.0.1:{self.port}")
         return self.run(script, *place, "--rdzv-conf=join_timeout=60,last_call_timeout=30", *flags, **env)
 
-    def nodes(self, count: int, nnodes: str, script: str, *flags: str, **env: str) -> list[Launcher]:
+    def nodes(self, count, nnodes, script, *flags, **env):
         return [self.node(rank, nnodes, script, *flags, **env) for rank in range(count)]
 
-    def step(self, ranks: Iterable[int], size: int, nnodes: str, script: str, *flags: str) -> list[Launcher]:
+    def step(self, ranks, size, nnodes, script, *flags):
         """Agents of these ranks in a Slurm step of `size` nodes, each with an address of its own on loopback."""
         scontrol = self.dir / "scontrol"  # of a Slurm whose job has no batch script; its calls are in the file "asked"
         answer = "echo JobId=$3 JobState=RUNNING ExitCode=0:0 BatchFlag=0"
@@ -247,22 +244,22 @@ class Rig:
         return [self.run(script, *place, **job, **node) for node in nodes.values()]
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self):
         return dict(json.loads((self.run_dir / "result.json").read_text()))
 
     @property
-    def run_dir(self) -> Path:
+    def run_dir(self):
         """Directory of the one run (job and Slurm restart) below the log directory."""
         runs = [path.parent for path in self.logs.glob("*/r0/events")]
         assert len(runs) == 1, runs
         return runs[0]
 
-    def log(self, cycle: int, rank: int, kind: str) -> str:
+    def log(self, cycle, rank, kind):
         found = list(self.run_dir.glob(f"cycle_{cycle}/node_*/rank_{rank}.{kind}"))
         assert len(found) == 1, found
         return found[0].read_text(errors="replace")
 
-    def close(self) -> None:
+    def close(self):
         """Reap all launchers, then fail if anything of ours is left: processes, or sockets in TMPDIR."""
         for fd in self._opened:
             os.close(fd)

@@ -1,10 +1,7 @@
 """Fixtures of the agent's tests."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ from agent_harness import Rig
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def rig():
     """A private directory for one job; fails the test when it leaves a process or a socket behind."""
     directory = Path(tempfile.mkdtemp(prefix="nvrx-at-"))  # short: Unix sockets are below it
     one = Rig(directory, directory.name)

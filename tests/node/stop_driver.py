@@ -3,14 +3,12 @@
 python stop_driver.py DIRECTORY TURNS: prints a line for each number of turns below TURNS: exits told, workers left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.node.job import NodeJob
@@ -24,14 +22,14 @@ BOUND_S = 20.0
 PLAN = Plan(1, 0, History(0), 0, 1, 1, "127.0.0.1", 1, 0, 0)
 
 
-async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
+async def stop_after(turns, directory):
     """How many exits the agent hears of, and how many workers are alive then."""
     spec = WorkerSpec(["sleep", "60"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0, monitored=False)
     node = Node("0-x", 0, "here", "127.0.0.1", 1)
     parts = SimpleNamespace(node=node, spec=spec, run_dir=RunDir(directory, "1", "r0"))
-    exits, told = list[Any](), asyncio.Event()
+    exits, told = [], asyncio.Event()
 
-    def post(event: Any) -> None:
+    def post(event):
         exits.append(event)
         told.set()
 
@@ -40,7 +38,7 @@ async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
     do, settled = workers.handlers(), workers._launcher._settled
     settled.clear()  # a standby is on its way
     do[ag.StartWorkers](ag.StartWorkers(PLAN))
-    while not settled._waiters:  # type: ignore[attr-defined]
+    while not settled._waiters:
         await asyncio.sleep(0)
     settled.set()
     for _ in range(turns):

@@ -1,15 +1,12 @@
 """Where the time went in a real job: the account against what the ranks themselves have noted."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import defaultdict
 from datetime import datetime
-from typing import Any
 
 import pytest
-from agent_harness import UP, Rig, kill, up
+from agent_harness import UP, kill, up
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
@@ -64,19 +61,19 @@ note("end")
 """
 
 
-def notes(rig: Rig, cycle: int, rank: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
+def notes(rig, cycle, rank):
+    found = defaultdict(list)
     for line in (rig.dir / f"notes_{cycle}_{rank}").read_text().splitlines():
         what, at = json.loads(line)
         found[what].append(at)
     return found
 
 
-def took(found: dict[str, list[float]], name: str) -> float:
+def took(found, name):
     return sum(end - begin for begin, end in zip(found[name], found[f"/{name}"], strict=False))  # one is cut off
 
 
-def trained(found: dict[str, list[float]], until: float) -> tuple[float, float]:
+def trained(found, until):
     """Productive, and since the checkpoint."""
     saved = found["/checkpointing"][-1]
     return until - found["beat"][0] - took(found, "checkpointing") - took(found, "evaluation"), until - saved - took(
@@ -84,11 +81,11 @@ def trained(found: dict[str, list[float]], until: float) -> tuple[float, float]:
     )
 
 
-def unix(text: str) -> float:
+def unix(text):
     return datetime.fromisoformat(text).timestamp()
 
 
-def test_each_phase_is_what_the_ranks_have_noted(rig: Rig):
+def test_each_phase_is_what_the_ranks_have_noted(rig):
     """Five faults: slow imports, a rank that exits, one that hangs, a lost node with the coordinator, a lost spare."""
     limits = ("--ft-rank-heartbeat-timeout=2", "--ft-rank-section-timeouts=checkpointing:30,evaluation:30")
     first, second, third, fourth = rig.nodes(4, "2:4", rig.script(SCRIPT), "--max-restarts=5", *limits)
@@ -98,7 +95,7 @@ def test_each_phase_is_what_the_ranks_have_noted(rig: Rig):
     first.line("node .* left")
     kill(first, up(first, 2)[1])
     assert [second.wait(), third.wait()] == [0, 0]
-    result: dict[str, Any] = rig.result
+    result = rig.result
     account, restarts = result["account"], result["restarts"]
     assert [one["cycle"] for one in restarts] == [0, 1, 2] and result["lost_nodes"]
     nodes = {node["node"]: node["seconds"] for node in account["nodes"]}

@@ -1,15 +1,12 @@
 """One of four ranks on two nodes hangs in a job with real collectives: that rank is named, not its victims."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-from agent_harness import CLIENT, UP, Rig
+from agent_harness import CLIENT, UP
 
 pytestmark = pytest.mark.process
 
@@ -77,7 +74,7 @@ os._exit(0)
 """
 )
 # What is known of each hang: the culprits, and a word of the verdict.
-EXPECTED: dict[str, tuple[list[int], str]] = {
+EXPECTED = {
     "sleeps": ([2], "sleeps"),
     "spins": ([2], "moves"),
     "vfork_that_waits": ([2], "kernel"),
@@ -99,7 +96,7 @@ JOBS = [FIRST, *([kind for kind in EXPECTED if kind not in FIRST][first::2] for 
 @pytest.mark.repeats("spins", "vfork")
 @pytest.mark.torch
 @pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
-def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]):
+def test_the_rank_that_the_others_wait_for_is_named(rig, kinds):
     script = rig.script(HEAD.replace("{cycles}", repr(kinds)))
     flags = ("--nproc-per-node=2", f"--max-restarts={len(kinds)}", "--ft-rank-heartbeat-timeout=1.5")
     nodes = rig.nodes(2, "2", script, *flags, "--ft-initial-rank-heartbeat-timeout=60", *MORE)
@@ -116,16 +113,16 @@ def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]):
             assert restart["rank"] == 2, restart
 
 
-def report(rig: Rig, cycle: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((rig.run_dir / f"cycle_{cycle}" / "hang.json").read_text())
+def report(rig, cycle):
+    found = json.loads((rig.run_dir / f"cycle_{cycle}" / "hang.json").read_text())
     return found
 
 
 @pytest.mark.parametrize(
-    ("deed", "other", "why"),
+    "deed, other, why",
     [("client.shutdown_workload_monitoring()", "forever()", "after shutdown_"), ("pass", "", "after most other ranks")],
 )
-def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why: str):
+def test_a_rank_that_does_not_end_is_named(rig, deed, other, why):
     script = rig.script(f"{CLIENT}\nif RANK == 1:\n    {deed}\n    forever()\n{other}")
     one = rig.run(script, "--nproc-per-node=2", "--ft-rank-exit-timeout=0.5")
     assert one.wait() == 1
@@ -133,17 +130,17 @@ def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why:
     assert (cause["kind"], cause["rank"]) == ("hang", 1) and why in cause["message"]
 
 
-def test_live_ranks_are_looked_at_and_go_on(rig: Rig):
+def test_live_ranks_are_looked_at_and_go_on(rig):
     one = rig.run(rig.script(CLIENT + "def here():\n    gate()\nsay('up')\nhere()"), "--nproc-per-node=2")
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up")
     one.monitored()
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(rig.run_dir)]
-    shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False) for _ in range(2)]
+    shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True) for _ in range(2)]
     for told in shown:
         assert told.returncode == 0 and len(re.findall(r"work.py\W+line \d+ in here$", told.stdout, re.M)) == 2, told
         assert [f"rank {rank} on node" in told.stdout for rank in (0, 1)] == [True, True]
     rig.open()
     assert one.wait() == 0 and "10 min without a step" in one.text
-    ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False)
+    ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True)
     assert ended.returncode == 2 and "no rank of" in ended.stderr

@@ -1,13 +1,11 @@
 """--restart-policy min-healthy with real processes: who dies is the wrapper's business while MIN nodes are good."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 
 import pytest
-from agent_harness import UP, Rig, ended, kill, up
+from agent_harness import UP, ended, kill, up
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +23,7 @@ if CYCLE == 0 and RANK != 1:
 """
 
 
-def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_restarted(rig: Rig):
+def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_restarted(rig):
     script = rig.script(UP + BOARD + 'gate(f"end{CYCLE}")\n')
     first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=3", *POLICY)
     workers = [up(one, 0) for one in (first, second, third)]
@@ -45,7 +43,7 @@ def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_resta
     assert told[0] == (1, -9, 0) and rig.result["restarts_used"] == 1
 
 
-def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig):
+def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig):
     """The wrapper's monitor process speaks for its dead rank, and may hold the store of all of them."""
     script = rig.script(
         "if RANK == 1:\n    helper = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"

@@ -1,19 +1,17 @@
 """Several nodes on loopback: lost, silent, late and returning agents; one end for all."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, up
+from agent_harness import QUICK, UNTIL_TOLD, UP, kill, up
 from stage import free_port
 
 pytestmark = pytest.mark.process
 
 
-def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(rig: Rig):
+def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(rig):
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"]
     script = rig.script("say(json.dumps(dict(os.environ)))")
     place = ("--nnodes=2:2", f"--rdzv-endpoint=127.0.0.1:{rig.port}", "--rdzv-id=unranked", "--nproc-per-node=2")
@@ -30,7 +28,7 @@ def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(
     assert agents == nodes and len(nodes) == 2 and "-1" not in agents
 
 
-def test_exhausted_budget_ends_all_nodes_with_1_and_one_first_cause(rig: Rig):
+def test_exhausted_budget_ends_all_nodes_with_1_and_one_first_cause(rig):
     script = rig.script(UP + "def inner():\n    raise OSError('disk on fire')\nif RANK == 2:\n    inner()\nforever()")
     nodes = rig.nodes(3, "3", script, "--max-restarts=2")
     assert [one.wait() for one in nodes] == [1, 1, 1]
@@ -46,7 +44,7 @@ def test_exhausted_budget_ends_all_nodes_with_1_and_one_first_cause(rig: Rig):
         assert "ends with code 1: rank 2 " in last and "all 2 restarts are used" in last
 
 
-def test_lost_node_is_replaced_by_the_spare_and_may_come_back(rig: Rig):
+def test_lost_node_is_replaced_by_the_spare_and_may_come_back(rig):
     """Group rank 1 of 3 is lost: 0 and 2 stay what they are, the spare takes the gap; then the same again."""
     script = rig.script(UNTIL_TOLD)
     first, second, third, spare = rig.nodes(4, "3:4", script, "--max-restarts=5")
@@ -63,7 +61,7 @@ def test_lost_node_is_replaced_by_the_spare_and_may_come_back(rig: Rig):
     assert "restart 2 of 5" in first.text and "restart 3 of 5" not in first.text
 
 
-def test_of_two_nodes_the_coordinator_goes_on_alone_where_it_is_enough(rig: Rig):
+def test_of_two_nodes_the_coordinator_goes_on_alone_where_it_is_enough(rig):
     first, second = rig.nodes(2, "2", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
     up(first, 0), up(second, 0)
     first.signal(signal.SIGSTOP)
@@ -75,7 +73,7 @@ def test_of_two_nodes_the_coordinator_goes_on_alone_where_it_is_enough(rig: Rig)
 
 
 @pytest.mark.matrix
-def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig: Rig):
+def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig):
     """Node 0 never comes up. The node of the second endpoint coordinates; a late node asks there."""
     place = [f"127.0.0.1:{rig.port}", f"127.0.0.1:{free_port()}"]
     flags = (
@@ -96,7 +94,7 @@ def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig: Rig):
     assert [one.wait() for one in (third, late, later)] == [0, 0, 0]
 
 
-def test_a_job_that_never_meets_ends(rig: Rig):
+def test_a_job_that_never_meets_ends(rig):
     script = rig.script("forever()")
     one = rig.node(0, "3:4", script, "--rdzv-conf=join_timeout=2,last_call_timeout=0.1")
     assert one.wait() == 94
@@ -106,7 +104,7 @@ def test_a_job_that_never_meets_ends(rig: Rig):
     assert "no coordinator could be reached within 1 s (join timeout); last try: 127.0.0.1:" in other.said[-1]
 
 
-def test_second_agent_of_a_node_replaces_the_first(rig: Rig):
+def test_second_agent_of_a_node_replaces_the_first(rig):
     script = rig.script(UNTIL_TOLD)
     first, old = rig.nodes(2, "2", script, "--max-restarts=3")
     up(first, 0), up(old, 0)
@@ -118,7 +116,7 @@ def test_second_agent_of_a_node_replaces_the_first(rig: Rig):
     assert [first.wait(), new.wait()] == [0, 0]
 
 
-def test_stranger_with_another_token_or_job_is_refused(rig: Rig):
+def test_stranger_with_another_token_or_job_is_refused(rig):
     script = rig.script(UNTIL_TOLD)
     good = {"NVRX_TOKEN": "a" * 64}
     first, second = rig.nodes(2, "2:3", script, "--rdzv-conf=last_call_timeout=0.1", **good)
@@ -137,7 +135,7 @@ def test_stranger_with_another_token_or_job_is_refused(rig: Rig):
     assert "a" * 64 not in everything + logs and "b" * 64 not in everything + logs
 
 
-def test_port_of_the_coordinator_taken_by_somebody_else(rig: Rig):
+def test_port_of_the_coordinator_taken_by_somebody_else(rig):
     with socket.socket() as foreign:
         foreign.bind(("127.0.0.1", rig.port))
         foreign.listen()
@@ -147,7 +145,7 @@ def test_port_of_the_coordinator_taken_by_somebody_else(rig: Rig):
     assert f"cannot listen on 127.0.0.1: ports {rig.port} are taken" in last and "--rdzv-endpoint" in last
 
 
-def test_master_port_is_fresh_per_cycle_and_can_be_listened_on(rig: Rig):
+def test_master_port_is_fresh_per_cycle_and_can_be_listened_on(rig):
     script = rig.script("""
         import socket
         port = int(os.environ["MASTER_PORT"])

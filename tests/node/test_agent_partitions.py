@@ -1,11 +1,7 @@
 """Four nodes in network namespaces, two of them active: links are cut for real, and no rank ever runs twice."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
-from agent_harness import QUICK, Launcher, Rig, says, up
+from agent_harness import QUICK, says, up
 from namespaces import Network, unusable
 from test_takeover import WRITES, writers
 
@@ -13,12 +9,12 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(unusable()), reason=u
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network():
     with Network(4) as one:
         yield one
 
 
-def start(rig: Rig, network: Network) -> list[Launcher]:
+def start(rig, network):
     """Agents 0 to 3 of one job. Agents 0 and 1 are active and have written; the others are spares."""
     place = ("--nnodes=2:4", f"--rdzv-endpoint={network.address(0)}:29400", "--rdzv-conf=last_call_timeout=30")
     script, nodes = rig.script(WRITES), []
@@ -35,7 +31,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
 
 @pytest.mark.repeats("unplug-hosts1", "deafen", "mute", "separate")
 @pytest.mark.parametrize(
-    ("cut", "hosts", "stops", "spares"),  # `stops`: whose ranks end; `spares`: one of them runs these in cycle 1
+    "cut, hosts, stops, spares",  # `stops`: whose ranks end; `spares`: one of them runs these in cycle 1
     [
         ("unplug", {0}, 0, (2, 3)),  # the coordinator alone
         ("unplug", {1}, 1, (2, 3)),  # a minority
@@ -44,9 +40,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
         ("mute", {0}, 0, (2, 3)),
     ],
 )
-def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(
-    rig: Rig, network: Network, cut: str, hosts: set[int], stops: int, spares: tuple[int, ...]
-):
+def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(rig, network, cut, hosts, stops, spares):
     nodes = start(rig, network)
     getattr(network, cut)(hosts)
     stays = nodes[1 - stops]

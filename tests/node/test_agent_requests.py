@@ -1,9 +1,7 @@
 """What ranks ask of the job and what their checkpoints say of it: exclusion, shutdown, no progress, the hook."""
 
-from __future__ import annotations
-
 import pytest
-from agent_harness import CLIENT, WAIT_S, Rig
+from agent_harness import CLIENT, WAIT_S
 
 from nvrx_slurm.errors import ExitCode
 
@@ -32,7 +30,7 @@ PROGRESS = ("--ft-checkpoint-iteration-file=latest", "--max-restarts=20", "--npr
 
 
 @pytest.mark.matrix
-def test_an_excluded_node_that_comes_back_is_refused(rig: Rig):
+def test_an_excluded_node_that_comes_back_is_refused(rig):
     script = rig.script(ASKING + "if NODE == 1:\n    ask('ExcludeThisNode', 'x')\nforever() if CYCLE == 0 else gate()")
     first, excluded, spare = rig.nodes(3, "2:3", script, "--max-restarts=1")
     assert excluded.wait() == ExitCode.NODE_REFUSED
@@ -45,7 +43,7 @@ def test_an_excluded_node_that_comes_back_is_refused(rig: Rig):
     assert [first.wait(), spare.wait()] == [0, 0]
 
 
-def test_shutdown_from_one_node_ends_all_with_the_chosen_code(rig: Rig):
+def test_shutdown_from_one_node_ends_all_with_the_chosen_code(rig):
     """The usual way: ask, then die of the same exception. The request was first, so it decides."""
     asks = "if RANK == 2:\n    ask('ShutdownWorkload', 'loss is NaN')\n    raise ValueError('loss is NaN')\nforever()"
     script = rig.script(ASKING + asks)
@@ -56,7 +54,7 @@ def test_shutdown_from_one_node_ends_all_with_the_chosen_code(rig: Rig):
     assert rig.result["code"] == 7 and rig.result["reason"].endswith("asked to shut down the workload: loss is NaN")
 
 
-def test_cycles_without_progress_end_the_job(rig: Rig):
+def test_cycles_without_progress_end_the_job(rig):
     """Cycle 0 saves 10, the cycles after it nothing new: the third of these is one too many.
     (The file is read while the next cycle may begin already.)
     """
@@ -68,7 +66,7 @@ def test_cycles_without_progress_end_the_job(rig: Rig):
     assert why["reason"].startswith("no progress in 3 cycles: the last checkpoint is of iteration 10")
 
 
-def test_a_rank_with_the_exception_hook_is_gone_at_once(rig: Rig):
+def test_a_rank_with_the_exception_hook_is_gone_at_once(rig):
     """Without it, this job would hang: the rank waits for its thread."""
     waits = "import threading\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nraise ValueError('x')"
     script = rig.script(ASKING + waits)

@@ -1,14 +1,12 @@
 """Real ranks print what known failures print: first cause, exclusion, and the end of a job that fails for ever."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
-from agent_harness import CLIENT, UP, Rig, up
+from agent_harness import CLIENT, UP, up
 
 from nvrx_slurm.errors import ExitCode
 
@@ -30,7 +28,7 @@ gate(f"end{CYCLE}")
 )
 
 
-def test_a_node_that_is_certainly_bad_is_excluded(rig: Rig):
+def test_a_node_that_is_certainly_bad_is_excluded(rig):
     first, second, spare = rig.nodes(3, "2:3", rig.script(SICK), "--max-restarts=3")
     spare.line("this node is a hot spare")
     up(first, 0), up(second, 0)
@@ -43,15 +41,15 @@ def test_a_node_that_is_certainly_bad_is_excluded(rig: Rig):
     assert rig.result["restarts"][0]["rank"] == 1 and ECC in rig.result["restarts"][0]["cause"]
 
 
-def test_a_line_before_heartbeats_excludes_no_node(rig: Rig):
+def test_a_line_before_heartbeats_excludes_no_node(rig):
     xid = CLIENT + "if CYCLE == 0:\n    os.write(2, b'NVRM: Xid (PCI:0:1b:00): 79')\n    os.utime(2, (1, 1))\n"
     one = rig.run(rig.script(UP + xid + "    client.send_heartbeat()\n    os.kill(0, 9)\n"), "--max-restarts=1")
     assert one.wait() == 0 and "SIGKILL" in rig.result["restarts"][0]["cause"]
     assert not [found for found in rig.result["faults"] if found["rule"]]
 
 
-@pytest.mark.parametrize(("action", "code", "cycles"), [("no-restart", 93, 3), ("log", 1, 5)])
-def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: str, code: int, cycles: int):
+@pytest.mark.parametrize("action, code, cycles", [("no-restart", 93, 3), ("log", 1, 5)])
+def test_the_same_failure_three_times_ends_the_job_or_is_said(rig, action, code, cycles):
     fails = "raise ValueError(f'bad sample {time.time()}') if RANK == CYCLE % 2 else forever()\n"  # not always one rank
     flags = (f"--ft-attribution-stop-action={action}", "--ft-crash-loop-backoff=0", "--nproc-per-node=2")
     one = rig.run(rig.script(UP + fails), "--max-restarts=4", *flags)
@@ -62,16 +60,16 @@ def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: 
     assert len(said) == (2 if action == "log" else 0)
 
 
-def test_a_script_that_cannot_start_uses_no_restart(rig: Rig):
+def test_a_script_that_cannot_start_uses_no_restart(rig):
     one = rig.run(rig.script("def f(:\n"), "--max-restarts=9")
     assert (one.wait(), rig.result["cycles"]) == (ExitCode.FAILED, 1)
     assert rig.result["first_cause"]["message"].startswith("SyntaxError: ")
 
 
-@pytest.mark.parametrize(("bug", "starts", "cycles"), [
+@pytest.mark.parametrize("bug, starts, cycles", [
     ("undefined", 2, [0, 1]), ("open('none.yaml')", 2, [0, 1]), ("{}['lr']", 0, [0, 1, 2]),
 ])  # fmt: skip
-def test_an_exception_of_all_ranks_at_the_start_comes_twice_at_most(rig: Rig, bug: str, starts: int, cycles: list[int]):
+def test_an_exception_of_all_ranks_at_the_start_comes_twice_at_most(rig, bug, starts, cycles):
     flags = ("--max-restarts=2", "--nproc-per-node=2", f"--ft-max-failed-starts={starts}")
     nodes = rig.nodes(2, "2:2", rig.script(UP + bug), *flags)
     assert {node.wait() for node in nodes} == {ExitCode.FAILED} and nodes[0].cycles[-1:] == cycles[-1:]
@@ -105,16 +103,14 @@ if CYCLE == 1 and TRUTH != "transient":
 
 @pytest.mark.repeats("transient", "application")
 @pytest.mark.parametrize(
-    ("truth", "codes", "restarts", "excluded", "strikes"),
+    "truth, codes, restarts, excluded, strikes",
     [
         ("persistent", {0, ExitCode.NODE_REFUSED}, 2, 1, 1),
         ("transient", {0}, 1, 0, 1),
         ("application", {93}, 1, 0, 0),
     ],
 )
-def test_a_result_that_megatron_rejects_is_computed_on_other_nodes(
-    rig: Rig, truth: str, codes: set[int], restarts: int, excluded: int, strikes: int
-):
+def test_a_result_that_megatron_rejects_is_computed_on_other_nodes(rig, truth, codes, restarts, excluded, strikes):
     script = rig.script(f"TRUTH = {truth!r}\n" + UP + MEGATRON)
     agents = rig.nodes(3, "2:3", script, "--max-restarts=9", "--ft-crash-loop-backoff=0")
     for gate in ("named", "cycle0", "cycle1"):
@@ -128,7 +124,7 @@ def test_a_result_that_megatron_rejects_is_computed_on_other_nodes(
     assert len(file.read_text().splitlines() if file.exists() else ()) == strikes
 
 
-def test_a_poisoned_checkpoint_is_left_out_once(rig: Rig):
+def test_a_poisoned_checkpoint_is_left_out_once(rig):
     """The second checkpoint is damaged: whoever loads it fails six steps later."""
     trains = """
     latest = os.path.join(os.environ["NVRX_TEST_GATES"], "latest")
@@ -155,7 +151,7 @@ forever() if CYCLE == 0 else None
 """
 
 
-def test_a_kill_for_lack_of_memory_is_read_from_the_cgroup(rig: Rig):
+def test_a_kill_for_lack_of_memory_is_read_from_the_cgroup(rig):
     group = Path("/sys/fs/cgroup/memory", f"nvrx_{os.getpid()}")
     try:
         group.mkdir()

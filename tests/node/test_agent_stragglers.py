@@ -1,11 +1,7 @@
 """Slow ranks in a real job: gloo DDP on two nodes with four ranks each."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from agent_harness import REPO, Rig
+from agent_harness import REPO
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
@@ -50,11 +46,11 @@ FLAGS = ("--nproc-per-node=4", "--nvrx-compat", "--ft-preload=torch", "--ft-rank
 FLAGS += (f"--ft-straggler-window={WINDOW_S}", "--ft-waiting-sections=backward")
 
 
-def test_the_rank_that_works_longer_is_named(rig: Rig):
+def test_the_rank_that_works_longer_is_named(rig):
     """And no rank that waits for it: not the one with the least work either."""
     first, second = rig.nodes(2, "2", rig.script(SCRIPT), *FLAGS, SLOW="1")
     first.line(rf"slow: rank {SLOW} on node .* longer", 120.0)
-    told: Any = CliRunner().invoke(main, ["status", str(rig.run_dir)])
+    told = CliRunner().invoke(main, ["status", str(rig.run_dir)])
     (rig.dir / "end").touch()
     assert [first.wait(60.0), second.wait(60.0)] == [0, 0]
     # NVRx's own rule refers to the fastest rank: it flags all that have more work than that.
@@ -65,7 +61,7 @@ def test_the_rank_that_works_longer_is_named(rig: Rig):
     assert 0.1 < found["excess"] < 0.5 and told.exit_code == 0
 
 
-def test_ranks_end_right_after_a_report(rig: Rig):
+def test_ranks_end_right_after_a_report(rig):
     """A thread of gloo still has its tensors then, and needs the GIL, with which torch waits for that thread."""
     program = str(REPO / "scripts/lib/client_programs/nvrx_straggler.py")
     one = rig.run(program, "--standalone", "--nvrx-compat", "--nproc-per-node=2")

@@ -1,12 +1,10 @@
 """The warning signal: every rank hears of it once, on every node; what ends early says so in its exit code."""
 
-from __future__ import annotations
-
 import signal
 import time
 
 import pytest
-from agent_harness import CLIENT, Launcher, Rig
+from agent_harness import CLIENT
 
 pytestmark = pytest.mark.process
 
@@ -21,16 +19,16 @@ def train_until_told():
 """  # fmt: skip
 
 
-def start(rig: Rig, code: str, *flags: str, **env: str) -> Launcher:
+def start(rig, code, *flags, **env):
     return rig.run(rig.script(ASKS + code), "--nproc-per-node=2", *flags, **env)
 
 
-def both_up(one: Launcher) -> None:
+def both_up(one):
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up")
 
 
-def test_a_warning_to_a_spare_reaches_every_rank_once(rig: Rig):
+def test_a_warning_to_a_spare_reaches_every_rank_once(rig):
     """Ranks with a handler get the signal once, those without do not die of it."""
     script = rig.script(ASKS + """
 if RANK == 0:
@@ -55,11 +53,11 @@ gate()
 
 
 @pytest.mark.parametrize(
-    ("after", "code"),
+    "after, code",
     [("if RANK: train_until_told()\nelse: gate()", 138), ("gate()", 0), ("gate(); os._exit(5)", 1)],
     ids=["one rank asked", "nobody asked", "a rank failed"],
 )
-def test_the_exit_code_tells_the_truth(rig: Rig, after: str, code: int):
+def test_the_exit_code_tells_the_truth(rig, after, code):
     """138 if any rank was told and all ended well; without the question it is a finished job; a fault is a fault."""
     one = start(rig, f"say('up')\n{after}\n")
     both_up(one)
@@ -69,7 +67,7 @@ def test_the_exit_code_tells_the_truth(rig: Rig, after: str, code: int):
     assert one.wait() == code
 
 
-def test_other_signals_are_only_passed_on(rig: Rig):
+def test_other_signals_are_only_passed_on(rig):
     """And a worker without a handler dies of them, as it would without us."""
     one = start(rig, "say('up')\nsay(client.should_stop())\nforever()\n", "--ft-warning-signal=SIGUSR2")
     both_up(one)
@@ -80,7 +78,7 @@ def test_other_signals_are_only_passed_on(rig: Rig):
     assert "signal 10" in one.text or "SIGUSR1" in one.text
 
 
-def test_ranks_are_warned_before_the_time_limit(rig: Rig):
+def test_ranks_are_warned_before_the_time_limit(rig):
     """The time left comes from the environment of the srun task of one node."""
     step = {
         "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1",
@@ -94,7 +92,7 @@ def test_ranks_are_warned_before_the_time_limit(rig: Rig):
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_ranks_that_were_warned_and_did_not_ask_are_said_at_the_end(rig: Rig, asks: bool):
+def test_ranks_that_were_warned_and_did_not_ask_are_said_at_the_end(rig, asks):
     one = start(rig, "say('up')\n" + "train_until_told()\nsay('asked')\n" * asks + "forever()\n")
     both_up(one)
     one.signal(signal.SIGUSR1)

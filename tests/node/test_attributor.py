@@ -1,18 +1,14 @@
 """`nvrx-run` and attribution services that answer, hang, flood or die: only a STOP that the user wants ends a job."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, says
-from fakes import Answer as Script
-from fakes import Asked, Fake, floods, hangs, reply
+from agent_harness import UP, says
+from fakes import Fake, floods, hangs, reply
 from waits import until
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("attribution")]  # of port 50050 there is one
@@ -22,28 +18,28 @@ SUBMITTED = reply(200, {"submitted": True})
 FAILS_ONCE = UP + "if CYCLE == 0:\n    raise ValueError('bad sample')\n"
 
 
-def advice(action: str) -> bytes:
+def advice(action):
     said = {"action": action, "reason": "it fails again", "source": "test"}
     return reply(200, {"status": "completed", "result": {}, "recommendation": said})
 
 
 @pytest.fixture
-def fake() -> Iterator[Callable[..., Fake]]:
+def fake():
     with ExitStack() as stack:
         yield lambda *script: stack.enter_context(Fake(*script))
 
 
-def run(rig: Rig, code: str, endpoint: str, *flags: str, **env: str) -> Launcher:
+def run(rig, code, endpoint, *flags, **env):
     prefix = f"--ft-per-cycle-applog-prefix={rig.dir}/train.log"
     wanted = (prefix, f"--ft-attribution-endpoint={endpoint}", "--max-restarts=3", "--ft-crash-loop-backoff=0", *flags)
     return rig.run(rig.script(code), "--standalone", *wanted, "--ft-node-health-checks=false", **env)
 
 
-def by_method(action: str) -> Callable[[Asked], Script]:
+def by_method(action):
     return lambda asked: SUBMITTED if asked.method == "POST" else advice(action)
 
 
-def attribution_of(job: Launcher) -> list[int]:
+def attribution_of(job):
     found = []
     for pid in job.children:
         try:
@@ -54,9 +50,9 @@ def attribution_of(job: Launcher) -> list[int]:
     return found
 
 
-def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[..., Fake]):
+def test_a_stop_ends_the_job_where_the_user_wants_that(rig, fake):
     service = fake(SUBMITTED)
-    service.answer = by_method("STOP")  # type: ignore[method-assign]
+    service.answer = by_method("STOP")
     code = UP + "if CYCLE:\n    forever()\ntime.sleep(3)\nraise ValueError('bad sample')\n"
     job = run(rig, code, service.url, "--ft-attribution-stop-action=no-restart", SLURM_JOB_USER="u")
     assert job.wait() == 93
@@ -68,9 +64,7 @@ def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[
 
 @pytest.mark.repeats("None")
 @pytest.mark.parametrize("worst", [None, floods])
-def test_a_service_that_misbehaves_costs_the_training_nothing(
-    rig: Rig, fake: Callable[..., Fake], worst: Script | None
-):
+def test_a_service_that_misbehaves_costs_the_training_nothing(rig, fake, worst):
     service = fake(worst) if worst is not None else None
     endpoint = service.url if service is not None else "http://127.0.0.1:9"
     job = run(rig, FAILS_ONCE, endpoint, "--ft-attribution-stop-action=no-restart")
@@ -81,9 +75,7 @@ def test_a_service_that_misbehaves_costs_the_training_nothing(
 
 @pytest.mark.repeats("hangs")
 @pytest.mark.parametrize("worst", [hangs, reply(401, {"error": KEY})])
-def test_a_language_model_that_misbehaves_costs_the_training_nothing(
-    rig: Rig, fake: Callable[..., Fake], worst: Script
-):
+def test_a_language_model_that_misbehaves_costs_the_training_nothing(rig, fake, worst):
     service = fake(worst)
     key = rig.dir / "key"
     key.write_text(KEY)
@@ -100,19 +92,17 @@ def test_a_language_model_that_misbehaves_costs_the_training_nothing(
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-def test_a_service_that_is_late_is_said(rig: Rig):
+def test_a_service_that_is_late_is_said(rig):
     job = run(rig, UP + "gate('end')\n", "localhost", "--ft-attribution-startup-timeout=0.001")
     job.line("attribution is not up after 0.001 s; the training goes on")
     rig.open("end")
     assert job.wait() == 0
 
 
-def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_job(
-    rig: Rig, fake: Callable[..., Fake]
-):
+def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_job(rig, fake):
     """By default a STOP is one line. The answer about the last failure is said, too."""
     service = fake(SUBMITTED)
-    service.answer = by_method("STOP")  # type: ignore[method-assign]
+    service.answer = by_method("STOP")
     code = UP + "if CYCLE < 2:\n    gate(f'fail{CYCLE}')\nraise ValueError('bad sample')\n"
     job = run(rig, code, service.url, NVRX_TOKEN="5" * 64, HF_TOKEN="hf_secret", NVRX_FT_MAX_FAILED_STARTS="0")
     job.line("up 0 ")
@@ -131,7 +121,7 @@ def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_
     assert "attribution of cycle 3: STOP: it fails again" in job.text
 
 
-def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., Fake]):
+def test_a_process_that_is_stopped_holds_nothing(rig, fake):
     service = fake(SUBMITTED)
     job = run(rig, FAILS_ONCE.replace("raise", "gate('fail')\n    raise") + "gate('end')\n", service.url)
     job.line("up 0 ")
@@ -146,7 +136,7 @@ def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., F
     assert time.monotonic() - began_s < 4.5  # its last words are 3 s long, the rest is the job's
 
 
-def test_the_service_moves_with_the_coordinator(rig: Rig):
+def test_the_service_moves_with_the_coordinator(rig):
     flags = (f"--ft-per-cycle-applog-prefix={rig.dir}/train.log", "--ft-attribution-endpoint=localhost",
              "--ft-node-health-checks=false", "--max-restarts=3", "--ft-keepalive-interval=0.7",
              "--ft-keepalive-timeout=0.7")  # fmt: skip

@@ -1,13 +1,10 @@
 """A node on which each rank fails gives its place to a spare, however it fails; a rank that fails moves no node."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from agent_harness import CLIENT, UP, Rig
+from agent_harness import CLIENT, UP
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +20,7 @@ if PRINTS:
 )
 
 
-def _ways(table: str) -> dict[str, str]:
+def _ways(table):
     return dict(line.split(": ", 1) for line in table.strip().split("\n"))
 
 
@@ -68,7 +65,7 @@ barrier()
 OF_CODE = ("value", "key", "decode", "assertion")
 
 
-def program(rig: Rig, text: str, interpreter: str) -> str:
+def program(rig, text, interpreter):
     """The script as a program of its own, for an interpreter that may be missing."""
     path = Path(rig.script(text, f"program.{Path(interpreter).parts[1]}"))
     path.write_text(f"#!{interpreter}\n{path.read_text()}")
@@ -76,12 +73,12 @@ def program(rig: Rig, text: str, interpreter: str) -> str:
     return str(path)
 
 
-def strikes(rig: Rig) -> list[str]:
+def strikes(rig):
     file = rig.logs / "strikes.jsonl"
     return file.read_text().splitlines() if file.exists() else []
 
 
-def cases(ways: Iterable[str], *quick: str, sizes: tuple[int, ...] = ()) -> list[object]:
+def cases(ways, *quick, sizes=()):
     """Each way with 2 active nodes, printed iterations and none; the `quick` ones with `sizes`, too. Only a few are
     always run."""
     every = [(way, prints, 2) for way in ways for prints in (False, True)]
@@ -90,8 +87,8 @@ def cases(ways: Iterable[str], *quick: str, sizes: tuple[int, ...] = ()) -> list
     return [pytest.param(*one, marks=[] if one in first else pytest.mark.matrix) for one in every + more]
 
 
-@pytest.mark.parametrize(("way", "prints", "size"), cases(NODES, "exit-1", "hang", "not-executable", sizes=(8,)))
-def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool, size: int):
+@pytest.mark.parametrize("way, prints, size", cases(NODES, "exit-1", "hang", "not-executable", sizes=(8,)))
+def test_a_spare_takes_the_place_of_a_bad_node(rig, way, prints, size):
     fails = f"if NODE == 1:\n    {NODES[way]}\n"
     text = f"PRINTS = {prints}\n{RANKS}{fails}{CLIENT}{WAITS}"
     good, flags = rig.script(text), [*FLAGS, "--max-restarts=2"]
@@ -110,8 +107,8 @@ def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool,
     assert not found["excluded_nodes"]
 
 
-@pytest.mark.parametrize(("way", "prints", "size"), cases(SCRIPTS, "value", "exit-3"))
-def test_what_fails_with_its_rank_moves_no_node(rig: Rig, way: str, prints: bool, size: int):
+@pytest.mark.parametrize("way, prints, size", cases(SCRIPTS, "value", "exit-3"))
+def test_what_fails_with_its_rank_moves_no_node(rig, way, prints, size):
     """Where a node might do that, too, a spare tries it; then the node has its place back, if it is ready by then."""
     text = f"PRINTS = {prints}\n{RANKS}if RANK == 1:\n    {SCRIPTS[way]}\n{WAITS}"
     nodes = rig.nodes(size + 1, f"{size}:{size + 1}", rig.script(text), *FLAGS, "--max-restarts=4")

@@ -1,12 +1,9 @@
 """--ft-checkpoint-dir in real jobs: where ranks resume, torn and stale checkpoints, a dead file system."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
-from agent_harness import UNTIL_TOLD, UP, Rig
+from agent_harness import UNTIL_TOLD, UP
 from waits import until
 
 from nvrx_slurm.views import status
@@ -33,12 +30,12 @@ say("from", os.path.basename(os.environ.get("NVRX_RESUME_FROM", "nothing")))
 """
 
 
-def rig_flags(rig: Rig) -> tuple[str, ...]:
+def rig_flags(rig):
     (rig.dir / "saves").mkdir()
     return f"--ft-checkpoint-dir={rig.dir / 'saves'}", "--max-restarts=9", "--ft-crash-loop-backoff=0"
 
 
-def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig):
+def test_ranks_resume_from_the_newest_complete_checkpoint(rig):
     """Cycle 1 may find 100 and 200, and a torn 300. The job after that begins with the last one."""
     script = rig.script(
         UP + SAVES + "if CYCLE == 0:\n    save(100, 1), save(200, 2), save(300, 3, torn=True)\n    sys.exit(3)\n"
@@ -63,7 +60,7 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig):
         ("model-7.pt", (r"--ft-checkpoint-pattern=m(\d+)\.pt",), "--ft-checkpoint-pattern"),
     ],
 )
-def test_a_name_without_an_iteration_is_said_once(rig: Rig, name: str, flags: tuple[str, ...], said: str):
+def test_a_name_without_an_iteration_is_said_once(rig, name, flags: tuple[str, ...], said):
     saves = rig.dir / "saves"
     one = rig.run(
         rig.script(UP + f"path = {str(saves)!r}\nos.makedirs(path, exist_ok=True)\nopen(path + '/{name}', 'w')\n"
@@ -75,11 +72,11 @@ def test_a_name_without_an_iteration_is_said_once(rig: Rig, name: str, flags: tu
     assert sum(name in line for line in one.said) == 1 and not any("not known" in line for line in one.said)
 
 
-def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig):
+def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig):
     rig.before = OFTEN
     one = rig.run(rig.script(SAVES + "save(100, 7), save(200, 7)\n" + UNTIL_TOLD), *rig_flags(rig))
     one.line("the last checkpoint has the same bytes as step_100.pt")
-    path: Path = rig.run_dir / "status.json"
+    path = rig.run_dir / "status.json"
     until(lambda: path.exists() and "same bytes" in path.read_text(), "status.json tells of it")
     seen = status.observe(rig.run_dir, time.time())
     assert seen.code == status.NEEDS_A_PERSON and "same bytes" in seen.verdict
@@ -88,7 +85,7 @@ def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig):
     assert one.wait() == 0
 
 
-def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig: Rig):
+def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig):
     flags = rig_flags(rig)
     hangs = f"if str(where).startswith({str(rig.dir / 'saves')!r}): threading.Event().wait()"
     rig.before = (

@@ -1,15 +1,11 @@
 """The preflight and its process, which stops, babbles, ends or never begins: bounded, said once, nothing left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_harness import WAIT_S, stat
@@ -38,36 +34,36 @@ SAYS = f"import sys\nfor line in sys.stdin: print({GOOD!r}, flush=True)\n"
 class Bench:
     """A preflight that runs `program` for its checks, what it posted and what it said."""
 
-    def __init__(self, directory: Path, spec: PreflightSpec) -> None:
-        self.said: list[str] = []
-        self.posted: list[Any] = []
-        self.refused: list[Exception] = []
-        self.pids: list[int] = []
+    def __init__(self, directory, spec):
+        self.said = []
+        self.posted = []
+        self.refused = []
+        self.pids = []
         self.preflight = Preflight(spec, 0, directory, self.said.append, self.posted.append, self.refused.append)
         self.checks = self.preflight.checks
 
-    def handle(self, command: Any) -> None:
+    def handle(self, command):
         self.preflight.handlers()[type(command)](command)
 
-    async def prepare(self, cycle: int = 0, used: bool = False) -> str:
+    async def prepare(self, cycle=0, used=False):
         return await asyncio.wait_for(self.preflight.prepare(cycle, used), WAIT_S)
 
-    def start(self) -> int:
+    def start(self):
         self.checks.spawn()
         assert self.checks.pid is not None
         self.pids.append(self.checks.pid)
         return self.checks.pid
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def until(self, condition):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: PreflightSpec = SPEC) -> Bench:
+def run(directory, story, spec=SPEC):
     """Play a story; afterwards no process and no descriptor may be left."""
     before = set(os.listdir("/proc/self/fd"))
 
-    async def play() -> Bench:
+    async def play():
         bench = Bench(directory, spec)
         try:
             await asyncio.wait_for(story(bench), 2 * WAIT_S)
@@ -82,7 +78,7 @@ def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: Prefli
     return bench
 
 
-def told(program: str) -> PreflightSpec:
+def told(program):
     """Instead of the checks, this program."""
     return replace(SPEC, program=(sys.executable, "-c", program))
 
@@ -90,7 +86,7 @@ def told(program: str) -> PreflightSpec:
 def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
     """It is waited for no longer than its answer may take, and costs the cycle nothing."""
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         for used in (False, True):
             pid = bench.start()
             assert [await bench.prepare(cycle) for cycle in (0, 1)] == ["", ""] and bench.checks.pid == pid
@@ -104,7 +100,7 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    "program, said",
     [
         ("while True: print('\\x1e{}', flush=True)", "not a health report: 'findings'"),
         ("while True: sys.stdout.write('x' * 65536)", "a line without an end"),
@@ -115,8 +111,8 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
         (f"for line in sys.stdin: os.write(2, b'{{a C library}}\\n'), print({GOOD!r}, flush=True)", "{a C library}"),
     ],
 )
-def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(tmp_path, program: str, said: str, monkeypatch):
-    async def three_cycles(bench: Bench) -> None:
+def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(tmp_path, program, said, monkeypatch):
+    async def three_cycles(bench):
         bench.start()
         assert [await bench.prepare(cycle) for cycle in range(3)] == ["", "", ""]
 
@@ -133,7 +129,7 @@ def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path, monkeypat
     ran = tmp_path / "ran"
     program = f"import time\nopen({str(ran)!r}, 'a').write(f'{{time.monotonic()}}\\n')\nraise SystemExit(5)"
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         bench.start()
         await bench.until(lambda: ran.exists() and len(ran.read_text().splitlines()) >= 7)
 
@@ -146,7 +142,7 @@ def test_an_idle_node_is_checked_now_and_then(tmp_path):
     """A spare that has passed and breaks later is given up before it is needed."""
     program = f"for answer in ({GOOD!r}, {GOOD!r}, {BAD!r}): input(), print(answer, flush=True)\nopen(0).read()"
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         await bench.preflight.start()
         await bench.until(lambda: len(bench.posted) == 2)
 
@@ -163,13 +159,13 @@ def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_
         f"import sys\nfor line in sys.stdin: open({str(asked)!r}, 'a').write(line)"
     )
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         await bench.preflight.start()
         await bench.until(asked.exists)
-        bench.handle(ag.StartWorkers(None))  # type: ignore[arg-type]
+        bench.handle(ag.StartWorkers(None))
         bench.handle(ag.Prepare(False, 1))
         await bench.until(lambda: len(bench.posted) == 2)
-        bench.handle(ag.StartWorkers(None))  # type: ignore[arg-type]
+        bench.handle(ag.StartWorkers(None))
         await asyncio.sleep(0.1)
 
     bench = run(tmp_path, story, replace(told(program), idle_s=0.01))
@@ -178,7 +174,7 @@ def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_
 
 
 def test_settings_that_it_refuses_at_first_are_an_error(tmp_path):
-    async def at_first(bench: Bench) -> None:
+    async def at_first(bench):
         await bench.preflight.start()
         await bench.until(lambda: bench.refused)
 
@@ -188,7 +184,7 @@ def test_settings_that_it_refuses_at_first_are_an_error(tmp_path):
 
 
 def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path, monkeypatch):
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
         bench.checks.spawn()
         assert bench.checks.pid is None
@@ -201,19 +197,17 @@ def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "action", "why", "said"),
+    "verdict, action, why, said",
     [
         ("unknown", "drain", "", "cannot tell: "),
         ("fail", "warn", "", "warns: "),
         ("fail", "drain", "lustre: x", None),
     ],
 )
-def test_only_a_check_that_fails_outright_makes_a_node_unfit(
-    tmp_path, verdict: str, action: str, why: str, said: str | None
-):
+def test_only_a_check_that_fails_outright_makes_a_node_unfit(tmp_path, verdict, action, why, said):
     report = GOOD.replace('"findings": []', FINDING % (verdict, "x", action))
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         assert [await bench.prepare(), await bench.prepare(1)] == [why, why]
 
     lines = run(tmp_path, story, told(SAYS.replace(repr(GOOD), repr(report)))).said
@@ -225,7 +219,7 @@ def test_a_node_service_is_asked_and_has_its_own_deadline():
     assert {"--deadline=65", "--expect=node_service=/service"} <= set(spec.arguments) and spec.answer_s == 67.0
 
 
-def memory(*used_mb: int) -> str:
+def memory(*used_mb):
     """A program that answers questions of GPU memory with these, and those of checks with GOOD."""
     line = GOOD.replace('"asked"', '"used_mb": {"GPU 0": %d}, "asked"')
     return f"""import sys
@@ -238,7 +232,7 @@ FULL, BUSY, FREE = 70000, 513, 512
 
 
 @pytest.mark.parametrize(
-    ("used_mb", "wanted", "sentence"),
+    "used_mb, wanted, sentence",
     [
         ((FULL, BUSY, FREE), WAITS, r"GPU memory was free after [\d.]+ s: GPU 0 70000 -> 512 MiB"),
         ((600,), replace(WAITS, tolerance_mb=600.0), "GPU memory was free"),
@@ -247,10 +241,8 @@ FULL, BUSY, FREE = 70000, 513, 512
     ],
     ids=["free at last", "another tolerance", "never", "a long poll"],
 )
-def test_memory_is_asked_until_it_is_free_and_then_the_checks(
-    tmp_path, used_mb: tuple[int, ...], wanted: Reclaim, sentence: str
-):
-    async def story(bench: Bench) -> None:
+def test_memory_is_asked_until_it_is_free_and_then_the_checks(tmp_path, used_mb, wanted, sentence):
+    async def story(bench):
         assert [await bench.prepare(1, used=True), await bench.prepare(2)] == ["", ""]
 
     (said,) = run(tmp_path, story, replace(told(memory(*used_mb)), reclaim=wanted)).said
@@ -258,13 +250,13 @@ def test_memory_is_asked_until_it_is_free_and_then_the_checks(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"),
+    "verdict, said",
     [("unknown", ["GPU memory cannot be read: x; going on all the same"] * 2), ("not applicable", [])],
 )
-def test_memory_that_cannot_be_read(tmp_path, verdict: str, said: list[str]):
+def test_memory_that_cannot_be_read(tmp_path, verdict, said):
     line = GOOD.replace('"findings": []', FINDING % (verdict, "x", "")).replace('"asked"', '"used_mb": {}, "asked"')
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         assert [await bench.preflight._reclaim() for _ in range(2)] == [None, None]
 
     assert run(tmp_path, story, replace(told(SAYS.replace(repr(GOOD), repr(line))), reclaim=WAITS)).said == said
@@ -275,7 +267,7 @@ def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_pa
     seen = tmp_path / "seen"
     program = memory(70000).replace("stdin:", f"stdin:\n    open({str(seen)!r}, 'w')")
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         waiting = asyncio.ensure_future(bench.prepare(1, used=True))
         await bench.until(seen.exists)
         await bench.preflight.close()

@@ -1,12 +1,9 @@
 """The warning that hang timeouts are set but no rank uses the client."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
 
 import pytest
-from agent_harness import CLIENT, Rig
+from agent_harness import CLIENT
 
 from nvrx_slurm.node.monitors import client_check
 from nvrx_slurm.node.monitors.client_check import ClientCheck
@@ -20,7 +17,7 @@ NONE = {"rank_init_timeout": 5.0, "rank_heartbeat_timeout": None, "rank_section_
 
 
 @pytest.mark.parametrize(
-    ("limits", "ends", "connected", "warnings"),
+    "limits, ends, connected, warnings",
     [
         (HEARTBEAT, ["well", "last well"], False, 1),
         (SECTION, ["last well", "last well"], False, 1),
@@ -29,12 +26,10 @@ NONE = {"rank_init_timeout": 5.0, "rank_heartbeat_timeout": None, "rank_section_
         (NONE, ["last well"], False, 0),
     ],
 )
-def test_one_warning_where_no_rank_has_connected(
-    limits: dict[str, Any], ends: list[str], connected: bool, warnings: int
-):
-    said: list[str] = []
+def test_one_warning_where_no_rank_has_connected(limits, ends, connected, warnings):
+    said = []
 
-    async def body() -> None:
+    async def body():
         check = ClientCheck(limits, lambda: connected, said.append)
         for end in ends:
             check.start()
@@ -47,16 +42,16 @@ def test_one_warning_where_no_rank_has_connected(
 def test_a_cycle_that_runs_longer_than_the_timeouts_is_enough(monkeypatch):
     monkeypatch.setattr(client_check, "_EARLIEST_S", 0.0)
 
-    async def body() -> str:
-        said: asyncio.Queue[str] = asyncio.Queue()
+    async def body():
+        said = asyncio.Queue()
         ClientCheck({"rank_heartbeat_timeout": 1e-3}, lambda: False, said.put_nowait).start()
         return await asyncio.wait_for(said.get(), 30.0)
 
     assert "rank_heartbeat_timeout 0.001 s" in asyncio.run(body())
 
 
-@pytest.mark.parametrize(("rank", "warnings"), [(1, 0), (9, 1)])
-def test_a_rank_that_connects_is_seen(rig: Rig, rank: int, warnings: int):
+@pytest.mark.parametrize("rank, warnings", [(1, 0), (9, 1)])
+def test_a_rank_that_connects_is_seen(rig, rank, warnings):
     connects = f"if RANK != {rank}:\n    sys.exit()\n{CLIENT}client.shutdown_workload_monitoring()\n"
     one = rig.run(rig.script(connects), "--nproc-per-node=2", "--ft-rank-heartbeat-timeout=60")
     assert one.wait() == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 from sys import executable as PYTHON
 
 import pytest
-from agent_harness import Rig
 
 from nvrx_slurm import compat
 
@@ -44,7 +43,7 @@ say("forked", forked)
 @pytest.mark.repeats("-m", "--no-python", "a.py")
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["a.py 8", "-m a 3", f"--no-python {PYTHON} a.py 3", "--ft-preload=decimal a.py 3"])
-def test_workers_get_the_alias_before_an_installed_nvrx(rig: Rig, how: str):
+def test_workers_get_the_alias_before_an_installed_nvrx(rig, how):
     pytest.importorskip("torch")
     rig.script(ALIAS, "a.py")
     (rig.dir / "site").mkdir()

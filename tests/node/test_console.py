@@ -1,14 +1,10 @@
 """The console's thread: fair between sentences and chatty ranks, useful without inotify, readable."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -26,55 +22,55 @@ US = re.compile(rb"^\d\d:\d\d:\d\d \+\d+\.\ds us: ", re.MULTILINE)
 class Screen:
     """Takes what a console writes instead of descriptors 1 and 2; `before(fd, data)` may hold a write up."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.text = b""
-        self.before: Callable[[int, bytes], object] = lambda fd, data: None
+        self.before = lambda fd, data: None
         self._news = threading.Condition()
 
-    def write(self, fd: int, data: bytes) -> None:
+    def write(self, fd, data):
         self.before(fd, data)
         with self._news:
             self.text += data
             self._news.notify_all()
 
-    def until(self, wanted: str) -> None:
+    def until(self, wanted):
         with self._news:
             assert self._news.wait_for(lambda: wanted.encode() in self.text, WAIT_S), (wanted, self.text[-2000:])
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         """Complete lines, the heads of sentences shortened."""
         return US.sub(b"us: ", self.text).decode().splitlines()
 
 
 @pytest.fixture
-def screen(monkeypatch) -> Screen:
+def screen(monkeypatch):
     screen = Screen()
     monkeypatch.setattr(console, "_write", screen.write)
     return screen
 
 
 @pytest.fixture
-def us(screen: Screen) -> Iterator[Console]:
+def us(screen):
     """A console."""
     made = Console("us")
     yield made
     made.finish(WAIT_S)
-    assert made._thread is not None and not made._thread.is_alive()
+    assert not made._thread.is_alive()
 
 
-def new(path: Path, text: str = "") -> Path:
+def new(path, text=""):
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
 
-def append(path: Path, text: str) -> None:
+def append(path, text):
     with path.open("a") as file:
         file.write(text)
 
 
-def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen: Screen, tmp_path):
+def test_sentences_have_the_time_and_files_begin_where_told(us, screen, tmp_path):
     us.follow(new(tmp_path / "rank_0.out", "old\nnew\n"), "[0] ", 1, start=4)
     us.follow(tmp_path / "gone", "[1] ", 1)
     us.say("two\nlines")
@@ -84,11 +80,9 @@ def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen:
     assert screen.lines.index("us: lines") == screen.lines.index("us: two") + 1
 
 
-@pytest.mark.parametrize(("number", "method"), [("EMFILE", "__init__"), ("ENOSPC", "watch")])
-def test_without_inotify_the_files_are_looked_at(
-    us: Console, screen: Screen, tmp_path, monkeypatch, number: str, method: str
-):
-    def fail(*_: object) -> None:
+@pytest.mark.parametrize("number, method", [("EMFILE", "__init__"), ("ENOSPC", "watch")])
+def test_without_inotify_the_files_are_looked_at(us, screen, tmp_path, monkeypatch, number, method):
+    def fail(*_):
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     monkeypatch.setattr(Inotify, method, fail)
@@ -100,7 +94,7 @@ def test_without_inotify_the_files_are_looked_at(
     assert screen.text.count(b"no inotify") == 1
 
 
-def test_an_overflow_of_the_kernels_queue_loses_no_line(us: Console, screen: Screen, tmp_path, monkeypatch):
+def test_an_overflow_of_the_kernels_queue_loses_no_line(us, screen, tmp_path, monkeypatch):
     real = Inotify.wait
     monkeypatch.setattr(Inotify, "wait", lambda self: real(self) and {""})  # what IN_Q_OVERFLOW looks like
     path = new(tmp_path / "rank_0.out", "first\n")
@@ -110,7 +104,7 @@ def test_an_overflow_of_the_kernels_queue_loses_no_line(us: Console, screen: Scr
     screen.until("[0] hello")
 
 
-def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path):
+def test_sentences_do_not_wait_for_a_chatty_rank(screen, tmp_path):
     """A sentence is printed after at most two pieces of a long file, and before the rest of it at the end."""
     steps, us = threading.Semaphore(1), Console("us")
     screen.before = lambda fd, data: fd == 2 or steps.acquire(timeout=WAIT_S)
@@ -127,17 +121,16 @@ def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path):
     assert len(screen.text) > 1_000_000 and screen.text.index(b"the last sentence") < 200_000
 
 
-def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path):
+def test_a_backlog_that_is_cut_off_is_said(screen, tmp_path):
     us = Console("us")
 
-    def slow(fd: int, data: bytes) -> None:
+    def slow(fd, data):
         if fd == 1:
             us._cut_off_s = 0.0  # this piece has taken all the time there was
 
     screen.before = slow
     us._finishing, us._cut_off_s = True, float("inf")
     us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
-    assert us._thread is not None
     us._thread.join(WAIT_S)
     *_, last = screen.lines
     assert re.fullmatch(rf"us: \.\.\. \d+ bytes more in {tmp_path}/rank_0.out", last)
@@ -145,7 +138,7 @@ def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path):
     assert printed + int(last.split()[2]) == 1_000_000
 
 
-def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, tmp_path):
+def test_directories_of_earlier_cycles_are_let_go(us, screen, tmp_path):
     for cycle in range(30):
         for rank in (cycle, cycle + 1):
             path = new(tmp_path / f"cycle_{cycle}" / f"rank_{rank}.out")
@@ -181,7 +174,7 @@ def test_a_terminal_has_colours_and_a_last_line(tmp_path, monkeypatch):
     assert re.search(rb"\x1b\[1m[\d:]+ \+[\d.]+s us:\x1b\[0m end\n", screen.text)
 
 
-def test_torchs_own_prefix_is_not_repeated(us: Console, screen: Screen, tmp_path):
+def test_torchs_own_prefix_is_not_repeated(us, screen, tmp_path):
     us.follow(new(tmp_path / "rank_0.err", "[rank0]: Traceback (most recent call last):\n"), "[rank 0] ", 2)
     us.finish(WAIT_S)
     assert screen.lines == ["[rank 0] Traceback (most recent call last):"]

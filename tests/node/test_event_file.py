@@ -1,10 +1,7 @@
 """The event log: complete in the normal case, and never more than a log where its file system hangs or is full."""
 
-from __future__ import annotations
-
 import os
 import threading
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -19,9 +16,9 @@ from tests.core.samples import agent_settings
 pytestmark = pytest.mark.process
 
 
-def written(path: Path, steps: int) -> list[str]:
+def written(path, steps):
     """What is said while `steps` steps are logged to `path`, and the log is closed twice."""
-    said: list[str] = []
+    said = []
     core = Agent(Node("n", 0, "host", "", 1), agent_settings(), 0.0)
     log = EventLog(path, core, said.append)
     for number in range(steps):
@@ -43,8 +40,8 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path):
     assert "Not a directory" in said
 
 
-@pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
-def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps: int, why: str):
+@pytest.mark.parametrize("steps, why", [(3, "the last lines within 0.05 s"), (100, "10 lines")])
+def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps, why):
     """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
     monkeypatch.setattr(event_file, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(event_file, "QUEUED_LINES", 10)

@@ -1,7 +1,5 @@
 """A dead worker's fault: from its exit code, torchelastic's error file and its stderr; its log where disks are full."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -35,7 +33,7 @@ Extension modules: numpy (total: 1)
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    "code, found",
     [
         (0, None),
         (7, (FaultKind.EXIT, 7, "")),
@@ -43,12 +41,12 @@ Extension modules: numpy (total: 1)
         (-63, (FaultKind.SIGNAL, -63, "signal 63")),
     ],
 )
-def test_an_exit_code_is_a_fault(code: int, found: object):
+def test_an_exit_code_is_a_fault(code, found):
     fault = faults.from_exit_code(code, WHERE)
     assert (fault and (fault.kind, fault.exit_code, fault.message)) == found
 
 
-def error_file(message: object) -> str:
+def error_file(message):
     return json.dumps({"message": message})
 
 
@@ -82,8 +80,8 @@ DETAILS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "stderr", "message", "traceback"), DETAILS, ids=range(len(DETAILS)))
-def test_details(tmp_path, error: str, stderr: str, message: str, traceback: str):
+@pytest.mark.parametrize("error, stderr, message, traceback", DETAILS, ids=range(len(DETAILS)))
+def test_details(tmp_path, error, stderr, message, traceback):
     (tmp_path / "error.json").write_text(error)
     (tmp_path / "err").write_text(stderr)
     found = faults.with_details(replace(WHERE, kind=FaultKind.EXIT), tmp_path / "error.json", tmp_path / "err")
@@ -91,11 +89,11 @@ def test_details(tmp_path, error: str, stderr: str, message: str, traceback: str
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "message"),
+    "code, kind, message",
     [(126, FaultKind.SPAWN, "./p: Permission denied"), (127, FaultKind.SPAWN, "./p: Permission denied"),
      (2, FaultKind.EXIT, ""), (-11, FaultKind.SIGNAL, "SIGSEGV")],
 )  # fmt: skip
-def test_a_worker_that_cannot_be_started_is_another_fault(tmp_path, code: int, kind: FaultKind, message: str):
+def test_a_worker_that_cannot_be_started_is_another_fault(tmp_path, code, kind, message):
     (tmp_path / "err").write_text("nvrx-run: cannot start ./p: Permission denied\n")
     fault = faults.from_exit_code(code, WHERE)
     assert fault is not None
@@ -113,7 +111,7 @@ def test_details_are_bounded_and_need_no_files(tmp_path):
 
 
 @pytest.mark.parametrize("dump", [DUMP, "noise\n" + DUMP.partition("\n\n")[2].partition("\nExt")[0]])
-def test_of_a_hung_ranks_dump_only_the_stacks_are_kept(tmp_path, dump: str):
+def test_of_a_hung_ranks_dump_only_the_stacks_are_kept(tmp_path, dump):
     """By faulthandler's fatal error, or on the monitor's own signal."""
     (tmp_path / "err").write_text(dump)
     hung = RankFault(FaultKind.HANG, "n1", 0, message="no heartbeat")
@@ -126,7 +124,7 @@ OF_TORCH = '  File "/v/lib/python3.11/site-packages/torch/x.py", line 9, in f\n'
 
 
 @pytest.mark.parametrize(
-    ("traceback", "line"),
+    "traceback, line",
     [
         ("", ""),
         ("no frames", ""),
@@ -139,7 +137,7 @@ OF_TORCH = '  File "/v/lib/python3.11/site-packages/torch/x.py", line 9, in f\n'
     ],
     ids=range(8),
 )
-def test_the_failing_line_is_the_innermost_of_the_user(traceback: str, line: str):
+def test_the_failing_line_is_the_innermost_of_the_user(traceback, line):
     assert failing_line(traceback) == line
 
 
@@ -165,10 +163,10 @@ def test_a_log_is_appended_to(tmp_path):
 
 def test_who_reads_a_log_while_it_is_tried_sees_no_line(tmp_path, monkeypatch):
     """A shipper that took the byte would skip the first one of the rank."""
-    seen: list[tuple[bytes, int]] = []
+    seen = []
     truncate = os.ftruncate
 
-    def read_first(fd: int, size: int) -> None:
+    def read_first(fd, size):
         one = RankFile(tmp_path / "rank_0.out", Lines())
         seen.append((one.read(False)[0], one.at))
         one.close()
@@ -180,10 +178,10 @@ def test_who_reads_a_log_while_it_is_tried_sees_no_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.ENOSPC, errno.EIO])
-def test_a_log_that_takes_no_byte_is_dev_null(tmp_path, number: int, monkeypatch):
+def test_a_log_that_takes_no_byte_is_dev_null(tmp_path, number, monkeypatch):
     """A used-up quota is not in statvfs(2): the file can be opened, and statvfs tells of free blocks."""
 
-    def write(fd: int, data: bytes) -> int:
+    def write(fd, data):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
@@ -194,7 +192,7 @@ def test_a_log_that_takes_no_byte_is_dev_null(tmp_path, number: int, monkeypatch
 
 
 def test_lack_of_descriptors_is_not_the_logs_fault(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise OSError(errno.EMFILE, "too many")
 
     monkeypatch.setattr(os, "open", refuse)

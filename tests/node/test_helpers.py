@@ -1,11 +1,9 @@
 """Helpers that outlive their rank and clean up: they end before the next cycle starts, and nothing is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from agent_harness import CLIENT, Rig
+from agent_harness import CLIENT
 from test_orphans import gone
 
 pytestmark = pytest.mark.process
@@ -29,16 +27,16 @@ def make():
 """
 
 
-def names(rig: Rig) -> list[str]:
+def names(rig):
     return (rig.dir / "names").read_text().split()
 
 
-def left(rig: Rig) -> list[str]:
+def left(rig):
     return [name for name in names(rig) if (SHM / name).exists()]
 
 
 @pytest.mark.parametrize(
-    ("dies", "waits", "flags"),
+    "dies, waits, flags",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "forever()", ()),
         ("forever()", "forever()", ("--ft-rank-heartbeat-timeout=0.3",)),  # its monitor kills it
@@ -46,7 +44,7 @@ def left(rig: Rig) -> list[str]:
         ("sys.exit(1)", "sys.exit()", ()),
     ],
 )
-def test_what_a_rank_has_made_is_gone_before_the_next_cycle(rig: Rig, dies: str, waits: str, flags: tuple[str, ...]):
+def test_what_a_rank_has_made_is_gone_before_the_next_cycle(rig, dies, waits, flags):
     script = rig.script(RESOURCES + f"""
 if __name__ == "__main__":
     {CLIENT.strip().replace(chr(10), chr(10) + "    ")}
@@ -67,7 +65,7 @@ if __name__ == "__main__":
     assert len(names(rig)) == 3 * 2 * 4 and left(rig) == []
 
 
-def test_a_helper_that_does_not_end_is_killed_after_a_while(rig: Rig):
+def test_a_helper_that_does_not_end_is_killed_after_a_while(rig):
     script = rig.script("""
 import multiprocessing
 pids = os.path.join(os.environ["NVRX_TEST_GATES"], "pids")
@@ -88,7 +86,7 @@ say("gone", not os.path.exists("/proc/" + open(pids).read()))
 
 
 @pytest.mark.torch
-def test_the_shared_memory_manager_of_torch_cleans_up(rig: Rig):
+def test_the_shared_memory_manager_of_torch_cleans_up(rig):
     """It holds the pipe of the resource tracker and ends two seconds after the rank."""
     script = rig.script(RESOURCES + """
 if __name__ == "__main__":

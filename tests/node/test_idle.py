@@ -1,9 +1,6 @@
 """Ranks of torch that were told to end: those that wait in C are killed soon, those that save are not."""
 
-from __future__ import annotations
-
 import pytest
-from agent_harness import Rig
 
 pytestmark = pytest.mark.process
 
@@ -115,7 +112,7 @@ FLAGS = ("--max-restarts=1", "--workers-stop-timeout=600", "--ft-stop-idle-timeo
 
 @pytest.mark.torch
 @pytest.mark.parametrize("ways", [(), WAYS])
-def test_ranks_that_wait_in_c_are_killed_soon_and_those_that_save_are_not(rig: Rig, ways: tuple[str, ...]):
+def test_ranks_that_wait_in_c_are_killed_soon_and_those_that_save_are_not(rig, ways):
     args = ("", "", *ways, "")
     one = rig.run(rig.script(SCRIPT), f"--nproc-per-node={len(args)}", *FLAGS, args=args)
     for rank in range(len(args)):

@@ -1,7 +1,5 @@
 """What ranks say when they are looked at is not trusted; a worker that ends is not waited for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import cast
@@ -24,20 +22,20 @@ SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "se
 class Monitor:
     """Says `answer`; None: its worker has ended, ...: nothing."""
 
-    def __init__(self, answer: object) -> None:
+    def __init__(self, answer):
         self._answer = answer
 
-    def inspect(self, within_s: float) -> asyncio.Future[object]:
+    def inspect(self, within_s):
         found = asyncio.get_running_loop().create_future()
         if self._answer is not ...:
             found.set_result(self._answer)
         return found
 
 
-def inspected(within_s: float, *answers: object) -> tuple[t.RankEvidence, ...]:
+def inspected(within_s, *answers):
     """The evidence of workers whose monitors give these answers, {} for the usual one."""
 
-    async def play() -> tuple[t.RankEvidence, ...]:
+    async def play():
         monitors = [Monitor(SEEN | answer if isinstance(answer, dict) else answer) for answer in answers]
         workers = [t.RankFault(t.FaultKind.HANG, "n0", 0, rank, rank, pid=7) for rank in range(len(answers))]
         return await asyncio.wait_for(inspect(workers, cast(list[RankMonitor], monitors), within_s), 5.0)
@@ -52,7 +50,7 @@ RECORDS = (
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_any_record_can_be_sent(record: str):
+def test_any_record_can_be_sent(record):
     stack = 'Current thread 0x1 (most recent call first):\n  File "/w/\x1b[31m.py", line 3 in f\n'
     found = inspected(9.0, {"record": record, "stack": stack}, None)
     sent = FROM_AGENTS.decode(FROM_AGENTS.encode(t.Evidence(1, 3, found)))

@@ -3,8 +3,6 @@
 The job ends with a result of its own or goes on without what it could not have; no agent breaks, and all is said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -12,11 +10,10 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, WAIT_S, Launcher, Rig
+from agent_harness import UP, WAIT_S
 
 USER = 61_234  # has no other processes: RLIMIT_NPROC does not bind root
 LACKS = "may open only|Too many open files|Resource temporarily unavailable|no thread can be made"
@@ -30,7 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def cgroup(rig: Rig) -> Iterator[Path]:
+def cgroup(rig):
     """The job is in a cgroup of its own, and has a user of its own."""
     made = next(path for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if path.is_dir()) / rig.mark
     try:
@@ -47,14 +44,14 @@ def cgroup(rig: Rig) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def mounted(where: Path, kind: bytes, options: bytes) -> Iterator[None]:
+def mounted(where, kind, options):
     if LIBC.mount(b"test", os.fsencode(where), kind, 0, options):
         pytest.skip(f"nothing can be mounted here: {os.strerror(ctypes.get_errno())}")
     yield
     assert LIBC.umount2(os.fsencode(where), 2) == 0  # MNT_DETACH
 
 
-def judge(rig: Rig, one: Launcher, *codes: int) -> None:
+def judge(rig, one, *codes):
     """How it ended: with one of these codes, as result.json says, without a traceback of ours."""
     code = one.wait()
     assert code in codes and re.search(LACKS, one.text), one.text
@@ -63,7 +60,7 @@ def judge(rig: Rig, one: Launcher, *codes: int) -> None:
         assert rig.result["code"] == code
 
 
-def running(rig: Rig, script: str = "work.py") -> Launcher:
+def running(rig, script="work.py"):
     """Until both ranks are up in cycle 0."""
     one = rig.run(rig.script(FAILS_ONCE, script), *FLAGS)
     for rank in (0, 1):
@@ -75,8 +72,8 @@ def running(rig: Rig, script: str = "work.py") -> Launcher:
 START = [*(("NOFILE", most) for most in (9, 24, 34, 39)), *itertools.product(("NPROC", "pids"), (1, 2, 3, 5))]
 
 
-@pytest.mark.parametrize(("limit", "most"), START)
-def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: int):
+@pytest.mark.parametrize("limit, most", START)
+def test_little_is_left_at_the_start(rig, cgroup, limit, most):
     if limit == "pids":
         (cgroup / "pids.max").write_text(str(most))
     else:
@@ -86,7 +83,7 @@ def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: i
 
 
 @pytest.mark.parametrize("limit", ["nofile", "nproc", "pids"])
-def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str):
+def test_nothing_is_left_at_a_restart(rig, cgroup, limit):
     one = running(rig)
     most = 1 if limit == "nproc" else max(map(int, os.listdir(f"/proc/{one.pid}/fd"))) + 2
     if limit == "pids":
@@ -99,7 +96,7 @@ def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool):
+def test_no_space_is_left_in_tmpdir(rig, restart):
     """At the start the agent goes elsewhere; at a restart what it frees is enough for what it needs next."""
     with mounted(rig.dir / "tmp", b"tmpfs", b"size=64k,nr_inodes=16"):
         one = running(rig) if restart else None
@@ -112,7 +109,7 @@ def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool):
 
 
 @pytest.mark.parametrize("what", ["tmp", "src"])
-def test_a_file_system_that_hangs_at_a_restart_is_named(rig: Rig, what: str):
+def test_a_file_system_that_hangs_at_a_restart_is_named(rig, what):
     """TMPDIR's, where it holds up the agent itself, or the script's."""
     (rig.dir / "src").mkdir()
     one = running(rig, "src/work.py")
@@ -135,7 +132,7 @@ os.unlink(ballast)
 """
 
 
-def test_a_full_disk_under_the_logs_is_named(rig: Rig):
+def test_a_full_disk_under_the_logs_is_named(rig):
     """A rank that cannot print ends, and can say nothing of it: its agent does."""
     rig.logs.mkdir()
     with mounted(rig.logs, b"tmpfs", b"size=1m"):

@@ -1,9 +1,7 @@
 """--ft-loss-action with real workers: a wrong loss is said, restarts all before the next save, or ends the job."""
 
-from __future__ import annotations
-
 import pytest
-from agent_harness import CLIENT, UP, Rig
+from agent_harness import CLIENT, UP
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +23,7 @@ if WAITS:
 
 @pytest.mark.repeats("warn", "stop")
 @pytest.mark.parametrize(
-    ("action", "kind", "code", "cycles", "saved"),
+    "action, kind, code, cycles, saved",
     [
         ("warn", "nan", 0, [0], True),
         ("restart", "nan", 0, [0, 1], False),
@@ -33,7 +31,7 @@ if WAITS:
         ("stop", "nan", 93, [0], False),
     ],
 )
-def test_a_wrong_loss(rig: Rig, action: str, kind: str, code: int, cycles: list[int], saved: bool):
+def test_a_wrong_loss(rig, action, kind, code, cycles, saved):
     rig.before = "from nvrx_slurm.node.monitors import losses\nlosses._EVERY_S['warn'] = 0.1"
     script = rig.script(f"KIND, WAITS = {kind!r}, {action == 'warn'}\n" + UP + CLIENT + TRAINS)
     flags = ("--nproc-per-node=2", f"--ft-loss-action={action}", "--ft-rank-section-timeouts=checkpointing:none")

@@ -1,7 +1,5 @@
 """Merged logs of whole jobs: real launchers, their shippers and aggregators, killed, stopped and elected."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agent_harness import QUICK, UP, Launcher, Rig, kill, up
+from agent_harness import QUICK, UP, kill, up
 from log_harness import by_source, foreign_client
 from stage import free_port
 from waits import until
@@ -27,15 +25,15 @@ CHATTY = UP + 'for i in range(300):\n    say("line", i)\n    print("error", i, f
 UNTIL_TOLD = CHATTY + 'gate(f"end{CYCLE}")\nsay("last", RANK)\n'
 
 
-def flags(rig: Rig, *more: str) -> tuple[str, ...]:
+def flags(rig, *more):
     return (f"--ft-per-cycle-applog-prefix={rig.dir}/merged/train.log", "--redirects=2", *more)
 
 
-def merged(rig: Rig, cycle: int) -> Path:
+def merged(rig, cycle):
     return rig.dir / "merged" / f"train_cycle{cycle}.log"
 
 
-def log_program(one: Launcher, module: str) -> int:
+def log_program(one, module):
     """The shipper or aggregator of this agent."""
     for pid in one.children:
         with contextlib.suppress(OSError):  # it has ended
@@ -44,13 +42,13 @@ def log_program(one: Launcher, module: str) -> int:
     return 0
 
 
-def terms(rig: Rig, cycle: int) -> list[int]:
+def terms(rig, cycle):
     """Those of the aggregators that wrote the file."""
     lines = map(json.loads, Path(index_file(str(merged(rig, cycle)))).read_text().splitlines())
     return [line["term"] for line in lines if isinstance(line, dict) and "term" in line]
 
 
-def check(rig: Rig, cycle: int) -> int:
+def check(rig, cycle):
     """Each file of each rank is in the merged file exactly once; how many there are."""
     path = merged(rig, cycle)
     found = by_source(path.read_bytes(), Path(index_file(str(path))).read_bytes())
@@ -61,13 +59,13 @@ def check(rig: Rig, cycle: int) -> int:
     return len(found)
 
 
-def holds_token(pid: int) -> bool:
+def holds_token(pid):
     with contextlib.suppress(OSError):  # it has ended
         return b"5" * 64 in Path(f"/proc/{pid}/environ").read_bytes()
     return False
 
 
-def test_no_process_of_a_job_has_its_token_in_the_environment(rig: Rig):
+def test_no_process_of_a_job_has_its_token_in_the_environment(rig):
     one = rig.run(rig.script(UNTIL_TOLD), *flags(rig), NVRX_TOKEN="5" * 64)
     up(one, 0)
     until(lambda: all(log_program(one, name) for name in ("shipper", "aggregator")), "both programs run")
@@ -77,7 +75,7 @@ def test_no_process_of_a_job_has_its_token_in_the_environment(rig: Rig):
     assert one.wait() == 0
 
 
-def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig: Rig):
+def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig):
     look = """
         if RANK == 1:
             link = os.environ["NVRX_CURRENT_CYCLE_INFO"]
@@ -109,14 +107,13 @@ def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig: Rig):
     assert "exited with code 7" in said and "job ends with code 0" in said and "] up " not in said
 
 
-def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_its_end(rig: Rig):
+def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_its_end(rig):
     one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig, "--nproc-per-node=2"))
     up(one, 0)
     until(lambda: (rig.run_dir / "merged" / "cycle_0.log").exists(), "the merged file can be found from the run")
     follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
     told = (rig.dir / "told").open("w+")
     with told, subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, stderr=told, text=True) as reader:
-        assert reader.stdout is not None
         first = reader.stdout.readline()
         for module in ("shipper", "aggregator", "shipper"):
             until(lambda m=module: log_program(one, m), f"the {module} runs")
@@ -132,7 +129,7 @@ def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_it
     assert said.count("nvrx-run: cycle 0: ") == 1 and said.endswith("ended with code 0: all ranks finished\n")
 
 
-def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig):
+def test_a_new_coordinator_goes_on_with_the_same_files(rig):
     """The first node is killed: the aggregator of the next term takes the file of the cycle, and the next cycle's."""
     script = rig.script(UNTIL_TOLD)
     more = flags(rig, "--max-restarts=3", *QUICK)
@@ -148,7 +145,7 @@ def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig):
     assert terms(rig, 1)[-1] >= 2 and terms(rig, 0)[0] == 1
 
 
-def test_programs_that_are_stopped_delay_the_end_only_as_long_as_was_asked_for(rig: Rig):
+def test_programs_that_are_stopped_delay_the_end_only_as_long_as_was_asked_for(rig):
     script = rig.script(UNTIL_TOLD)
     one = rig.run(script, "--standalone", *flags(rig, "--ft-log-server-graceful-shutdown-timeout=0.5"))
     up(one, 0)
@@ -159,7 +156,7 @@ def test_programs_that_are_stopped_delay_the_end_only_as_long_as_was_asked_for(r
     assert one.wait(15.0) == 0 and rig.result["code"] == 0
 
 
-def test_a_restart_does_not_wait_for_the_logs(rig: Rig):
+def test_a_restart_does_not_wait_for_the_logs(rig):
     """Neither the shipper nor the aggregator ever reads; ranks restart as ever."""
     script = rig.script(CHATTY + "if CYCLE < 3:\n    sys.exit(1)\n")
     more = flags(rig, "--max-restarts=3", "--ft-crash-loop-window=0", "--ft-log-server-graceful-shutdown-timeout=0.2")
@@ -174,7 +171,7 @@ bootstrap.command = lambda module, *args, **how: {sleeps} if ".logs." in module 
     assert all(restart["down_s"] < 1.0 for restart in rig.result["restarts"]) and len(rig.result["restarts"]) == 3
 
 
-def test_a_second_job_with_the_same_prefix_appends_and_is_told_how_to_keep_them_apart(rig: Rig):
+def test_a_second_job_with_the_same_prefix_appends_and_is_told_how_to_keep_them_apart(rig):
     script = rig.script(CHATTY)
     first = rig.run(script, "--standalone", "--rdzv-id=one", *flags(rig))
     assert first.wait() == 0 and "%j" not in first.text
@@ -184,7 +181,7 @@ def test_a_second_job_with_the_same_prefix_appends_and_is_told_how_to_keep_them_
     assert merged(rig, 0).stat().st_size == 2 * size
 
 
-def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for(rig: Rig):
+def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for(rig):
     port = free_port()
     one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig, f"--ft-log-server-grpc-port={port}"))
     up(one, 0)
@@ -200,7 +197,7 @@ def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for
 
 
 @pytest.mark.parametrize("module", ["shipper", "aggregator", ""])
-def test_a_program_that_waits_for_its_next_start_at_the_end_gets_it(rig: Rig, module: str):
+def test_a_program_that_waits_for_its_next_start_at_the_end_gets_it(rig, module):
     """Where none can run, the number of lines that are not merged is said."""
     rig.before = "from nvrx_slurm.child import bootstrap, supervised\nsupervised.SupervisedProcess.first_delay_s = 30\n"
     if not module:

@@ -1,7 +1,5 @@
 """What workers leave behind in sessions and groups of their own: gone after a fault, and when the agent ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_harness import Rig, ended, stat
+from agent_harness import ended, stat
 from waits import until
 
 pytestmark = pytest.mark.process
@@ -44,11 +42,11 @@ def helper(place, note, name="daemon"):
 """
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_orphans_of_a_crash_are_gone_in_the_next_cycle(rig: Rig):
+def test_orphans_of_a_crash_are_gone_in_the_next_cycle(rig):
     script = rig.script(HELPERS + """
 pids = os.path.join(os.environ["NVRX_TEST_GATES"], "pids")
 if CYCLE == 0:
@@ -71,7 +69,7 @@ say("all others gone", os.path.exists(f"/proc/{standby}"))
     assert len(pids) == 5 and all(map(gone, pids))
 
 
-def test_after_a_success_they_live_until_the_agent_ends(rig: Rig):
+def test_after_a_success_they_live_until_the_agent_ends(rig):
     script = rig.script(HELPERS + """
 if RANK == 0:
     note = []
@@ -90,7 +88,7 @@ gate()
     assert all(map(gone, left))
 
 
-def test_helpers_of_a_stopped_worker_outlive_its_last_words(rig: Rig):
+def test_helpers_of_a_stopped_worker_outlive_its_last_words(rig):
     """Rank 1 crashes; rank 0 is told to end and may still use its daemon until it has."""
     script = rig.script(HELPERS + """
 if CYCLE == 1:
@@ -116,7 +114,7 @@ os._exit(1)
     assert gone(helper)
 
 
-def test_ended_orphans_of_a_living_worker_are_reaped(rig: Rig):
+def test_ended_orphans_of_a_living_worker_are_reaped(rig):
     one = rig.run(rig.script(HELPERS + 'note = []\nhelper("daemon", note)\nsay("orphan", note[0])\ngate()\n'))
     orphan = int(one.line(r"orphan (\d+)")[1])
     until(lambda: stat(orphan)[2] == one.pid, "re-parented to the agent")
@@ -126,13 +124,12 @@ def test_ended_orphans_of_a_living_worker_are_reaped(rig: Rig):
     assert one.wait() == 0
 
 
-def test_children_from_before_the_agent_are_left_alone(rig: Rig):
+def test_children_from_before_the_agent_are_left_alone(rig):
     """A shell that has a background job and becomes nvrx-run."""
     script = rig.script("os._exit(4)")
     line = f"sleep 1000 & echo $! >&2; exec {sys.executable} -m nvrx_slurm.cli.run --log-dir={rig.logs} {script}"
     env = rig.env() | {"NVRX_TEST_MARK": "not looked for"}
     shell = subprocess.Popen(["bash", "-c", line], env=env, stderr=subprocess.PIPE, start_new_session=True)
-    assert shell.stderr is not None
     pid = int(shell.stderr.readline())
     fd = os.pidfd_open(pid)
     try:

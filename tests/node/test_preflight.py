@@ -1,7 +1,5 @@
 """The preflight in real jobs: unfit nodes, nodes that fall sick; memory; broken files."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -9,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, stat, up
+from agent_harness import UP, stat, up
 from standin import StandIn
 from waits import until
 
@@ -28,19 +26,19 @@ OFF = "--ft-node-health-checks=false"
 OFTEN = "--ft-node-health-check-interval=0.2"
 
 
-def events(rig: Rig) -> str:
+def events(rig):
     """The coordinator's event log, which replays."""
     lines = (rig.run_dir / "events" / "coordinator.jsonl").read_text().splitlines()
     assert replay(lines) == []
     return "\n".join(lines)
 
 
-def said_of(one: Launcher, node: int, sentence: str) -> bool:
+def said_of(one, node, sentence):
     return any(re.match(rf"node {node} \(\S+\) {re.escape(sentence)}", line) for line in one.said)
 
 
 @pytest.mark.parametrize("cycle", [0, 1])
-def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycle: int):
+def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig, cycle):
     """In cycle 0 that costs no restart."""
     script, fails = rig.script(FAILS_ONCE if cycle else UP), f"{cycle}:1"
     nodes = rig.nodes(3, "2:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE=fails)
@@ -51,7 +49,7 @@ def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycl
     assert nodes[0].text.count("restart 1 of 1") == cycle and rig.result["code"] == 0
 
 
-def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig):
+def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig):
     one = rig.run(rig.script(UP), "--ft-storage-health-check-path=/nonexistent")
     assert one.wait() == ExitCode.TOO_FEW_NODES
     why = rig.result
@@ -61,14 +59,14 @@ def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig):
 
 
 @pytest.fixture
-def gpus(nvml_standin: Path, tmp_path) -> StandIn:
+def gpus(nvml_standin, tmp_path):
     """Two GPUs, which are well."""
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*WELL)
     return stand_in
 
 
-def with_gpus(rig: Rig, gpus: StandIn, which: int, *flags: str) -> list[Launcher]:
+def with_gpus(rig, gpus, which, *flags):
     """Two nodes and a spare, of which one sees the GPUs; all are up."""
     script = rig.script(WAITS_ONCE)
     nodes = [rig.node(rank, "2:3", script, *flags, **(gpus.env if rank == which else {})) for rank in range(3)]
@@ -77,7 +75,7 @@ def with_gpus(rig: Rig, gpus: StandIn, which: int, *flags: str) -> list[Launcher
     return nodes
 
 
-def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig: Rig, gpus: StandIn):
+def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig, gpus):
     nodes = with_gpus(rig, gpus, 1, "--max-restarts=1", OFTEN)
     gpus.say(*WELL, "action.1 1")
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
@@ -87,7 +85,7 @@ def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig: Rig, gpus: S
     assert up(nodes[2], 1)[0] == 1 and nodes[1].cycles == [0]
 
 
-def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -> Launcher:
+def crashed(rig, gpus, *flags, facts="used.0 70000"):
     """A node whose worker has just crashed, and left its GPUs with `facts`."""
     one = rig.run(rig.script(WAITS_ONCE), "--max-restarts=1", "--ft-gpu-memory-poll-interval=0.05", *flags, **gpus.env)
     _, pid = up(one, 0)
@@ -97,7 +95,7 @@ def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: StandIn, checked: bool):
+def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig, gpus, checked):
     """Without checks, a GPU that a check would refuse is no reason for anything."""
     sick = [] if checked else ["action.1 1"]
     one = crashed(rig, gpus, *([] if checked else [OFF]), facts="\n".join(["used.0 70000", *sick]))
@@ -108,7 +106,7 @@ def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: Sta
     assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) \d+ -> 5 MiB, GPU 1 ", one.text)
 
 
-def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, gpus: StandIn):
+def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig, gpus):
     """The agent never has NVML in it, so that nothing of it can be blocked in the driver when it ends."""
     one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=1", facts="nvmlDeviceGetMemoryInfo_v2 hang")
     until(lambda: gpus.met(), "that the driver hangs")
@@ -118,7 +116,7 @@ def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, g
     assert re.search(why, one.text), one.text
 
 
-def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig: Rig):
+def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig):
     one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
     (pid,) = [pid for pid in one.children if b"nvrx_slurm.health" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -132,7 +130,7 @@ def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int):
+def test_a_broken_site_file_on_one_node_of_two_ends_both(rig, which):
     file = rig.dir / "root" / "etc" / "nvrx" / "health.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("checks: {mouts: {on_fail: warn}}\n")

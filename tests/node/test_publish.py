@@ -1,18 +1,13 @@
 """What a listener that hangs for ever costs the others: at most 50 ms, and the loop nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -27,7 +22,7 @@ from nvrx_slurm.node.publish import metrics, status
 from nvrx_slurm.node.publish.announce import Announcer, Comment
 from nvrx_slurm.node.publish.listeners import listeners
 from nvrx_slurm.node.publish.metrics import MetricsFile, MetricsPush
-from nvrx_slurm.node.publish.publisher import Publisher, View, Viewer
+from nvrx_slurm.node.publish.publisher import Publisher
 from nvrx_slurm.node.publish.status import StatusFile
 
 pytestmark = pytest.mark.process
@@ -39,39 +34,39 @@ WAIT_S = 10.0
 class Clock:
     """Viewer: when it was told."""
 
-    def __init__(self) -> None:
-        self.at: list[float] = []
+    def __init__(self):
+        self.at = []
         self.told = threading.Event()
 
-    def tell(self, view: View) -> None:
+    def tell(self, view):
         self.at.append(time.monotonic())
         self.told.set()
 
-    async def close(self) -> None:
+    async def close(self):
         pass
 
 
 class Hanging:
     """What never returns until the test is over; counts who came."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.over = threading.Event()
         self.came = threading.Event()
 
-    def __call__(self, *words: object) -> None:
+    def __call__(self, *words):
         self.came.set()
         self.over.wait(WAIT_S)
 
 
 @pytest.fixture
-def hanging() -> Iterator[Hanging]:
+def hanging():
     one = Hanging()
     yield one
     one.over.set()
 
 
 @pytest.fixture
-def silent() -> Iterator[tuple[str, Callable[[], bytes]]]:
+def silent():
     """The URL of a server that accepts and never answers, and the first bytes that came."""
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as held:
         server.settimeout(WAIT_S)
@@ -79,21 +74,21 @@ def silent() -> Iterator[tuple[str, Callable[[], bytes]]]:
         yield url, lambda: bytes(held.enter_context(server.accept()[0]).recv(5))
 
 
-def publisher(*listeners: Viewer, progress: str | None = None) -> Publisher:
+def publisher(*listeners, progress=None):
     config = Config()
     settings = coordinator_settings(config, agent_settings(config), 0.0)
     core = Coordinator(settings, asyncio.get_running_loop().time())
     return Publisher(core, JobLabels("7", "r0"), "me", progress, lambda: None, None, listeners)
 
 
-def say(sentence: str) -> None:
+def say(sentence):
     """Nobody hears it."""
 
 
-def costs(make: Callable[[], Viewer], came: Callable[[], Any], is_bounded: float) -> None:
+def costs(make, came, is_bounded):
     """Publish with the listener `make()`, which hangs; another one is told in time, again and again."""
 
-    async def run() -> None:
+    async def run():
         clock = Clock()
         hangs = make()
         one = publisher(hangs, clock)
@@ -112,45 +107,43 @@ def costs(make: Callable[[], Viewer], came: Callable[[], Any], is_bounded: float
     asyncio.run(run())
 
 
-def test_a_status_file_that_hangs(hanging: Hanging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_file_that_hangs(hanging, tmp_path, monkeypatch):
     monkeypatch.setattr(status, "write_atomic", hanging)
     monkeypatch.setattr(status, "HANGS_S", 0.1)
     costs(lambda: StatusFile(tmp_path / "status.json"), lambda: hanging.came.wait(WAIT_S), 0.1)
 
 
-def test_a_status_file_that_is_a_pipe_without_a_reader(tmp_path: Path) -> None:
+def test_a_status_file_that_is_a_pipe_without_a_reader(tmp_path):
     """Only regular files are read, so it is replaced."""
     os.mkfifo(tmp_path / "status.json")
     costs(lambda: StatusFile(tmp_path / "status.json"), lambda: True, 1.0)
 
 
-def test_a_metrics_file_that_hangs(hanging: Hanging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metrics_file_that_hangs(hanging, tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "write_atomic", hanging)
     costs(lambda: MetricsFile(str(tmp_path / "m"), say), lambda: hanging.came.wait(WAIT_S), metrics._END_S)
 
 
-def test_a_collector_that_never_answers(silent: tuple[str, Callable[[], bytes]]) -> None:
+def test_a_collector_that_never_answers(silent):
     url, came = silent
     costs(lambda: MetricsPush(OtlpTarget(url, every_s=0.0), say), lambda: came() == b"POST ", metrics._END_S)
 
 
-def test_slurm_that_hangs(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_that_hangs(hanging, monkeypatch):
     monkeypatch.setattr("nvrx_slurm.node.publish.announce._END_S", 0.1)
     costs(lambda: Comment(hanging, say), lambda: hanging.came.wait(WAIT_S), 0.1)
 
 
-def test_a_receiver_that_never_answers(
-    silent: tuple[str, Callable[[], bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receiver_that_never_answers(silent, monkeypatch):
     url, came = silent
     monkeypatch.setattr("nvrx_slurm.node.publish.announce._END_S", 0.1)
     monkeypatch.setattr("nvrx_slurm.node.publish.announce._news", lambda view, began: [("restart", "one")])
     costs(lambda: Announcer(url, 0.0, say), lambda: came() == b"POST ", 0.1)
 
 
-def test_all_that_is_wanted_listens(tmp_path: Path) -> None:
+def test_all_that_is_wanted_listens(tmp_path):
     control = SimpleNamespace(set_comment=lambda job_id, text: None)
-    job: Any = SimpleNamespace(
+    job = SimpleNamespace(
         run_dir=SimpleNamespace(status=tmp_path / "status.json"),
         notify="http://127.0.0.1:1/x",
         slurm_comment=True,
@@ -160,21 +153,19 @@ def test_all_that_is_wanted_listens(tmp_path: Path) -> None:
         otlp=OtlpTarget("http://127.0.0.1:1/x"),
     )
 
-    async def kinds() -> list[str]:
+    async def kinds():
         return [type(one).__name__ for one in listeners(job, 0.0, say)]
 
     wanted = ["WaitLines", "StatusFile", "Announcer", "Comment", "MetricsFile", "MetricsPush"]
     assert asyncio.run(kinds()) == wanted
 
 
-def test_a_writer_keeps_the_newest_or_all_and_says_what_hangs_once(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_keeps_the_newest_or_all_and_says_what_hangs_once(hanging, monkeypatch):
     monkeypatch.setattr(writer, "HANGS_S", 0.02)
 
-    async def run(most: int) -> tuple[list[int], list[str]]:
-        said: list[str] = []
-        done: list[int] = []
+    async def run(most):
+        said = []
+        done = []
         hanging.over.clear()
         hanging.came.clear()
         one = Writer(said.append, "reach", most)
@@ -194,10 +185,10 @@ def test_a_writer_keeps_the_newest_or_all_and_says_what_hangs_once(
     assert asyncio.run(run(8)) == ([0, 1, 2, 3, 4], [sentence])
 
 
-def test_a_defect_in_one_piece_of_work_is_said_and_the_next_one_is_done() -> None:
-    async def run() -> tuple[list[str], list[int]]:
-        said: list[str] = []
-        done: list[int] = []
+def test_a_defect_in_one_piece_of_work_is_said_and_the_next_one_is_done():
+    async def run():
+        said = []
+        done = []
         one = Writer(said.append, most=4)
         one.put("it", lambda: [][0])
         one.put("it", lambda: done.append(1))

@@ -1,12 +1,8 @@
 """What the coordinator asks for: the checkpoint iteration file, and how long the job has; nothing holds up the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -19,15 +15,15 @@ from nvrx_slurm.slurm.control import Control
 pytestmark = pytest.mark.process
 
 
-async def one(file: ProgressFile) -> int | None:
+async def one(file):
     return await asyncio.wait_for(file.read(), WAIT_S)
 
 
-def reads(path: object, count: int = 1, before: Callable[[int], object] = str) -> tuple[list[int | None], list[str]]:
+def reads(path, count=1, before=str):
     """The results of `count` reads, `before(number)` each, and the ends of the sentences about them."""
-    said: list[str] = []
+    said = []
 
-    async def story() -> list[int | None]:
+    async def story():
         file, found = ProgressFile(str(path), said.append), []
         for number in range(count):
             before(number)
@@ -74,14 +70,14 @@ def test_a_repaired_file_counts_and_each_new_reason_is_said(tmp_path):
 
 
 def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
-    said, answers, waiting = list[str](), threading.Event(), list[str]()
+    said, answers, waiting = [], threading.Event(), []
 
-    def read(path: str) -> bytes:
+    def read(path):
         waiting.append(path)
         answers.wait(WAIT_S)
         return b"7"
 
-    async def story() -> None:
+    async def story():
         file = ProgressFile("/dead/latest", said.append)
         assert [await one(file) for _ in range(5)] == [None] * 5 and len(waiting) == 1
         (stuck,) = (thread for thread in threading.enumerate() if thread.name == "its file system")
@@ -99,7 +95,7 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
 SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
 
 
-def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def fake_scontrol(folder, monkeypatch, text):
     tool = folder / "scontrol"
     tool.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\n{SAYS}\n{text}\n")
     tool.chmod(0o755)
@@ -107,17 +103,17 @@ def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
 
 
-def count(folder: Path) -> int:
+def count(folder):
     return len((folder / "asked").read_text().splitlines()) if (folder / "asked").exists() else 0
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch) -> None:
+def at_once(monkeypatch):
     monkeypatch.setattr(questions, "_RETRY_S", 0.0)
 
 
-def answers(job_id: int | None, times: int, control: Control | None = None) -> list[float | None]:
-    async def story() -> list[float | None]:
+def answers(job_id, times, control=None):
+    async def story():
         clock = AllocationClock(control or Control("cli"), job_id)
         return [await asyncio.wait_for(clock.left_s(), 20.0) for _ in range(times)]
 
@@ -134,7 +130,7 @@ def test_the_environment_is_believed_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("job_id", "script", "times", "found", "asked"),
+    "job_id, script, times, found, asked",
     [
         (7, "says UNLIMITED", 2, [None, questions._NO_LIMIT_S], 2),  # no limit, which replaces an old one
         (7, "test -e {0}/again && says 00:02:00; touch {0}/again", 1, [120.0], 2),
@@ -143,10 +139,7 @@ def test_the_environment_is_believed_once(tmp_path, monkeypatch):
     ],
     ids=["no limit", "asked twice", "hangs", "outside Slurm"],
 )
-def test_slurm_tells(
-    tmp_path, monkeypatch, job_id: int | None, script: str, times: int,
-    found: list[float | None], asked: int,
-):  # fmt: skip
+def test_slurm_tells(tmp_path, monkeypatch, job_id, script, times, found, asked):
     fake_scontrol(tmp_path, monkeypatch, script.format(tmp_path))
     control = Control("cli")
     assert isinstance(control.slurm, Slurm)

@@ -1,13 +1,10 @@
 """What is said and written at the end of a job."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -45,7 +42,7 @@ CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_u
 
 
 @pytest.mark.parametrize(
-    ("done", "line"),
+    "done, line",
     [
         (
             GOOD,
@@ -63,7 +60,7 @@ CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_u
         ),
     ],
 )
-def test_one_line_tells_the_history(done: JobOver, line: str):
+def test_one_line_tells_the_history(done, line):
     assert result.sentence(done).splitlines()[0].startswith(f"job ends with {line}")
 
 
@@ -88,10 +85,10 @@ def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last():
     assert "failed in cycle" not in result.sentence(alone)
 
 
-def publish(path: Path, done: JobOver = GOOD) -> list[str]:
-    said: list[str] = []
+def publish(path, done=GOOD):
+    said = []
 
-    async def write() -> None:
+    async def write():
         file = writer.Writer(said.append)
         file.put(path, partial(result.write_result, path, result.content(done, 2)))
         await file.close(writer.HANGS_S)

@@ -1,17 +1,13 @@
 """Roles: no command before its receiver exists (D1); an agent that becomes the coordinator; held processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import select
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, Rig
+from agent_harness import WAIT_S
 from waits import until
 
 from nvrx_slurm.child import processes
@@ -31,21 +27,21 @@ NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
 class Recorder:
     """A role that handles everything and notes it."""
 
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
+    def __init__(self):
+        self.seen = []
 
-    def handlers(self) -> dict[type, Any]:
+    def handlers(self):
         return dict.fromkeys(ag.COMMANDS, self.seen.append)
 
-    async def start(self) -> None:
+    async def start(self):
         """Nothing to start."""
 
-    async def close(self) -> None:
+    async def close(self):
         """Nothing to end."""
 
 
 def test_events_wait_until_each_command_has_a_receiver(tmp_path):
-    async def play() -> None:
+    async def play():
         core = Agent(NODE, agent_settings(), asyncio.get_running_loop().time())
         shell = Shell(core, EventLog(tmp_path / "log", core, print), ag.Exit, print)
         shell.post(ag.Prepared())
@@ -79,7 +75,7 @@ sys.meta_path.insert(0, Slow)
 
 
 @pytest.mark.parametrize("slow", ["the coordinator", "the preflight"])
-def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str):
+def test_two_nodes_start_whatever_is_slow(rig, slow):
     (rig.dir / "slow").mkdir()
     (rig.dir / "slow" / "sitecustomize.py").write_text(SLOW)
     (rig.dir / "root/etc/nvrx").mkdir(parents=True)
@@ -93,7 +89,7 @@ def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str):
     assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
 
 
-def ran(held: processes.Held, tmp_path: Path, **env: str) -> tuple[int, str, str]:
+def ran(held, tmp_path, **env):
     """Exit code, stdout and stderr of a held process after its release."""
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         child = held.release(env, out, err)
@@ -132,7 +128,7 @@ def test_a_held_process_that_is_not_needed_ends(tmp_path):
     assert processes.own_pids() == frozenset() and not marker.exists()
 
 
-def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig: Rig):
+def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig):
     """Its held processes end and are reaped; the rig sees whether anything is left."""
     script = rig.script("open('ran', 'a').write(os.environ['NVRX_INFRA_RANK'])\ngate()")
     nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")

@@ -1,12 +1,9 @@
 """Signals that end the job, are passed on, or come again; one wish, one code on all nodes, nothing left."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import Launcher, Rig
 from waits import until
 
 pytestmark = pytest.mark.process
@@ -23,7 +20,7 @@ forever()
 """
 
 
-def test_an_ending_signal_reaches_the_workers_once_and_is_the_exit_code(rig: Rig):
+def test_an_ending_signal_reaches_the_workers_once_and_is_the_exit_code(rig):
     """Workers that end with 0 on it do not turn the end into a success."""
     one = rig.run(rig.script(COUNTING), "--nproc-per-node=2", "--max-restarts=3")
     for rank in (0, 1):
@@ -34,7 +31,7 @@ def test_an_ending_signal_reaches_the_workers_once_and_is_the_exit_code(rig: Rig
     assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ngot SIGINT\n"] * 2
 
 
-def test_signal_to_a_spare_ends_all_with_143(rig: Rig):
+def test_signal_to_a_spare_ends_all_with_143(rig):
     nodes = rig.nodes(3, "2:3", rig.script(COUNTING), "--max-restarts=3")
     for rank in (0, 1):
         nodes[rank].line("up$")
@@ -59,7 +56,7 @@ while True:
 """
 
 
-def test_a_later_second_signal_kills_at_once(rig: Rig):
+def test_a_later_second_signal_kills_at_once(rig):
     """Until then the same signal again means the same wish, as Slurm sends it several times."""
     rig.before = SOON
     one = rig.run(rig.script(STUBBORN), "--term-timeout=1000")
@@ -75,7 +72,7 @@ def test_a_later_second_signal_kills_at_once(rig: Rig):
     assert rig.log(0, 0, "out") == "up\nno\n"
 
 
-def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig: Rig):
+def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig):
     script = rig.script("forever()")
     alone = (rig.node(0, "2", script), rig.node(1, "3", script), *rig.step((0,), 4, "3:4", script))
     for one in alone:  # the last one stands for coordinator, and never has a majority
@@ -84,7 +81,7 @@ def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig: Rig):
         assert one.wait(10) == 143
 
 
-def test_signal_while_a_name_is_looked_up(rig: Rig):
+def test_signal_while_a_name_is_looked_up(rig):
     rig.before = "import asyncio\nfrom nvrx_slurm.control import addresses\n"
     rig.before += "addresses.find = lambda host, port: print('asks', flush=True) or asyncio.sleep(1000)"
     one = rig.node(0, "2", rig.script(""))
@@ -93,14 +90,14 @@ def test_signal_while_a_name_is_looked_up(rig: Rig):
     assert one.wait(10) == 143
 
 
-def press(one: Launcher) -> None:
+def press(one):
     """Ctrl-C, which has been read."""
     one.signal(signal.SIGINT)
     status = Path(f"/proc/{one.pid}/status")
     until(lambda: "ShdPnd:\t0000000000000000" in status.read_text(), "it has read the signal")
 
 
-def test_a_second_interrupt_kills_workers_and_ends_what_the_agent_waits_for(rig: Rig):
+def test_a_second_interrupt_kills_workers_and_ends_what_the_agent_waits_for(rig):
     one = rig.run(rig.script(STUBBORN.replace("TERM", "INT")), "--term-timeout=1000")
     one.line("up$")
     press(one)

@@ -1,10 +1,5 @@
 """What slows a node down, by files of the kernel and by what NVML says of the GPUs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-
 import pytest
 
 from nvrx_slurm.node.monitors import signs
@@ -20,7 +15,7 @@ FILES = {
 }
 
 
-def node(place: Path, files: Mapping[str, str]) -> Path:
+def node(place, files):
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
@@ -36,7 +31,7 @@ def test_pressure_of_the_last_minute(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "found"),
+    "damage, found",
     [
         ({}, Counters(80, 360, 3)),
         ({"proc/stat": "cpu 1 2"}, Counters(0, 0, 3)),
@@ -46,7 +41,7 @@ def test_pressure_of_the_last_minute(tmp_path):
         ({"sys/fs/cgroup/system.slice/job_7/cpu.stat": "usage_usec 5\n"}, Counters(80, 360, 0)),
     ],
 )
-def test_counters_of_the_kernel(tmp_path, damage: dict[str, str], found: Counters):
+def test_counters_of_the_kernel(tmp_path, damage, found):
     assert signs.counters(node(tmp_path, FILES | damage)) == found
 
 

@@ -1,14 +1,12 @@
 """status.json of real jobs: from waiting to running, over a restart and a takeover, to the end and to silence."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
+from agent_harness import QUICK, UNTIL_TOLD, kill, says, up
 from waits import until
 
 from nvrx_slurm.views import status
@@ -20,11 +18,11 @@ pytestmark = pytest.mark.process
 OFTEN = "from nvrx_slurm.node.publish import publisher\npublisher.INTERVAL_S, publisher._SOON_S = 0.5, 0.05"
 
 
-def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:
+def told(rig, *parts, code=HEALTHY):
     """Wait until `nvrx status` says these parts, with that code; the content of status.json."""
     last = status.Seen(-1, "", "")
 
-    def right() -> bool:
+    def right():
         nonlocal last
         if list(rig.logs.glob("*/r0/events")):
             last = status.observe(rig.run_dir, time.time(), ranks=True)
@@ -38,7 +36,7 @@ def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:
     return dict(last.found.get("status", {}))
 
 
-def test_from_waiting_to_the_end(rig: Rig):
+def test_from_waiting_to_the_end(rig):
     rig.before = OFTEN
     progress = rig.dir / "progress"
     progress.write_text("41\n")
@@ -55,7 +53,7 @@ def test_from_waiting_to_the_end(rig: Rig):
     told(rig, "ranks 0-0  busy  warm: colorsys", "ranks 1-1  busy  warm: colorsys", "spare  warm: colorsys")
     os.kill(pids[1], signal.SIGKILL)
     found = told(rig, "running", "cycle 1", "1 of 3 used", "cycle 0, ", "SIGKILL")
-    assert len(found["incidents"]) == 1  # type: ignore[arg-type]
+    assert len(found["incidents"]) == 1
     rig.open("end1")
     assert [one.wait() for one in nodes] == [0, 0, 0]
     told(rig, "code 0", "1 restart", code=ENDED)
@@ -74,20 +72,20 @@ monitor.start_section("save")
 """
 
 
-def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig):
+def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig):
     rig.before = OFTEN + "\npublisher._SAY_S = 0.6"
     flags = ("--ft-rank-section-timeouts=step:90,save:90", "--max-restarts=1")
     first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD), *flags)
     first.line("waiting for .*missing: node rank 1")
     nodes = [first, rig.node(1, "2", script, *flags)]
     found = told(rig, "step 3 of this cycle", "ranks 0-0  busy  0 in save for", "ranks 1-1  busy  1 in save for")
-    assert {rank: name for rank, name, _ in found["progress"]["open"]} == {0: "save", 1: "save"}  # type: ignore[index]
+    assert {rank: name for rank, name, _ in found["progress"]["open"]} == {0: "save", 1: "save"}
     rig.open("end0")
     assert [one.wait() for one in nodes] == [0, 0]
 
 
 @pytest.mark.matrix
-def test_a_candidate_says_that_it_waits_for_votes(rig: Rig):
+def test_a_candidate_says_that_it_waits_for_votes(rig):
     rig.before = OFTEN
     script = rig.script(UNTIL_TOLD)
     nodes = rig.step((0,), 4, "3:4", script)
@@ -98,7 +96,7 @@ def test_a_candidate_says_that_it_waits_for_votes(rig: Rig):
     assert [one.wait() for one in nodes] == [0, 0, 0]
 
 
-def test_after_the_loss_of_a_coordinator(rig: Rig):
+def test_after_the_loss_of_a_coordinator(rig):
     """The next one goes on with the file."""
     rig.before = OFTEN
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
@@ -114,7 +112,7 @@ def test_after_the_loss_of_a_coordinator(rig: Rig):
 
 
 @pytest.mark.matrix
-def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig):
+def test_a_stopped_coordinator_does_not_take_the_file_back(rig):
     rig.before = OFTEN
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
     up(first, 0)
@@ -131,7 +129,7 @@ def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig):
     assert [one.wait() for one in (first, second, third)] == [0, 0, 0]
 
 
-def test_a_coordinator_that_is_gone_is_silent(rig: Rig):
+def test_a_coordinator_that_is_gone_is_silent(rig):
     rig.before = OFTEN
     one = rig.run(rig.script(UNTIL_TOLD))
     pid = up(one, 0)[1]

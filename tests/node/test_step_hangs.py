@@ -1,13 +1,10 @@
 """Scripts that import nothing of ours and make no step for long: a hang is ended, a pause is told and goes on."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
 import pytest
-from agent_harness import Rig
 
 pytestmark = [pytest.mark.torch]
 BOUND_S = 150.0
@@ -45,7 +42,7 @@ def tiered(kinds):
 
 
 @pytest.mark.parametrize("kind", tiered(HANGS))
-def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig: Rig, kind: str):
+def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig, kind):
     rig.before = OFTEN
     one = rig.run(str(ZOO), *FLAGS, "--ft-crash-loop-backoff=0", args=(kind, str(CULPRIT)))
     assert one.wait(BOUND_S) == 0
@@ -59,7 +56,7 @@ def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig: Rig, kind: str
 
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("kind", tiered(PAUSES))
-def test_a_rank_that_may_go_on_is_told_and_left_alone(rig: Rig, kind: str, who: int):
+def test_a_rank_that_may_go_on_is_told_and_left_alone(rig, kind, who):
     rig.before = OFTEN
     one = rig.run(str(ZOO), *FLAGS, args=(kind, str(who)))
     said = one.line("made no step for (.*) but nothing proves a hang: (.*)$", BOUND_S)

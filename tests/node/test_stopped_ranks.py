@@ -1,10 +1,7 @@
 """What a rank that was stopped because of another one has to say: a cause, or a consequence of the stop."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Conne
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "is_before", "rule"),
+    "code, text, is_before, rule",
     [
         (-15, "", True, ""),  # it did what it was told
         (-9, "step 12\n", True, ""),
@@ -31,7 +28,7 @@ PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Conne
         (-6, "NVRM: Xid (PCI:0000:5d:00): 119, pid=1, Timeout\n", False, "gpu-xid"),
     ],
 )
-def test_what_may_be_a_cause(code: int, text: str, is_before: bool, rule: str, tmp_path: Path) -> None:
+def test_what_may_be_a_cause(code, text, is_before, rule, tmp_path):
     err = tmp_path / "rank.err"
     err.write_text(text)
     stopped_s = time.time() + (60 if is_before else -60)
@@ -40,7 +37,7 @@ def test_what_may_be_a_cause(code: int, text: str, is_before: bool, rule: str, t
     assert (told.finding.rule if told.finding is not None else "") == rule
 
 
-def test_it_takes_little_time(tmp_path: Path) -> None:
+def test_it_takes_little_time(tmp_path):
     """A plan waits for this: the target is 10 ms for the ranks of a node that stop at once."""
     err = tmp_path / "rank.err"
     err.write_text("iteration 88 | lm loss: 2.1 | grad norm: 0.4 |\n" * 2000)

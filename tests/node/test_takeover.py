@@ -1,13 +1,11 @@
 """The coordinator is lost in every phase of the job: another agent takes over, and no rank runs twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 import one_writer
 import pytest
-from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, Rig, kill, says, stat, up
+from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, kill, says, stat, up
 from click.testing import CliRunner
 from waits import until
 
@@ -20,12 +18,12 @@ pytestmark = pytest.mark.process
 WRITES = UP + one_writer.worker("", "plain")
 
 
-def writers(rig: Rig) -> dict[int, list[tuple[int, int]]]:
+def writers(rig):
     """See `one_writer.writers`."""
     return one_writer.writers(rig.dir / "written")
 
 
-def test_result_and_logs_tell_of_all_terms(rig: Rig):
+def test_result_and_logs_tell_of_all_terms(rig):
     """Term 1: a rank is killed, then the coordinator's node is lost. Term 2: a rank is killed again."""
     script = rig.script(UNTIL_TOLD)
     first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=5")
@@ -65,11 +63,11 @@ CASES = [
 
 @pytest.mark.repeats("stopped-first", "stopped-spare", "stopped-daemon", "-popen")
 @pytest.mark.parametrize("again", one_writer.REPEATS)
-@pytest.mark.parametrize(("fault", "shape"), CASES)
-def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig: Rig, fault: str, shape: str, again: int):
+@pytest.mark.parametrize("fault, shape", CASES)
+def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig, fault, shape, again):
     """A node that was stopped is a spare again; "": all of its processes were stopped, as by the freezer."""
     lost, rank = 2 if shape == "spare" else 1, int(not fault)
-    script, frozen = rig.script(one_writer.worker(fault, shape)), list[int]()
+    script, frozen = rig.script(one_writer.worker(fault, shape)), []
     nodes = rig.nodes(2 + lost, f"2:{2 + lost}", script, "--max-restarts=3", *QUICK)
     if not fault:
         until(lambda: len(writers(rig)) == 2, "both ranks write")
@@ -91,7 +89,7 @@ def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig: Rig, fault: s
     assert len(writers(rig)[rank]) == lost + 1
 
 
-def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig):
+def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig):
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), NVRX_INJECT_GPU_FAILURE="0:0")
     pids = up(second, 0)[1], up(third, 0)[1]
     kill(first)
@@ -103,7 +101,7 @@ def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig):
 
 
 @pytest.mark.matrix
-def test_a_coordinator_is_killed_after_ranks_were_warned(rig: Rig):
+def test_a_coordinator_is_killed_after_ranks_were_warned(rig):
     """The ranks of the next cycle are warned, too; the job ends with the code of the warning."""
     script = rig.script(
         CLIENT + UP + "while not client.should_stop():\n    time.sleep(0.01)\nsay('saves', CYCLE)\ngate('saved')"
@@ -130,7 +128,7 @@ owned.append_in = lambda here, path, *how: os.open(path, os.O_WRONLY) if path.is
 """
 
 
-def test_logs_that_cannot_be_opened_hold_no_agent(rig: Rig):
+def test_logs_that_cannot_be_opened_hold_no_agent(rig):
     """A FIFO without a reader stands for a file system that hangs: the rank starts without a log, and once."""
     rig.before = HANGS
     script = rig.script(WRITES + "if CYCLE == 0 and RANK == 0:\n    os._exit(1)\n")
@@ -150,7 +148,7 @@ def test_logs_that_cannot_be_opened_hold_no_agent(rig: Rig):
     assert "out of reach" not in first.text and rig.result["restarts_used"] == 1
 
 
-def test_of_two_nodes_the_survivor_waits_for_another_one_and_no_longer_than_the_join_timeout(rig: Rig):
+def test_of_two_nodes_the_survivor_waits_for_another_one_and_no_longer_than_the_join_timeout(rig):
     """The host proves that the coordinator is dead, so the survivor may act alone; it has too few nodes."""
     conf = "--rdzv-conf=join_timeout=2"
     first, second = rig.nodes(2, "2", rig.script(UNTIL_TOLD), "--max-restarts=3", conf)
@@ -161,7 +159,7 @@ def test_of_two_nodes_the_survivor_waits_for_another_one_and_no_longer_than_the_
     assert rig.result["code"] == 94
 
 
-def test_under_min_healthy_the_ranks_of_the_others_run_on(rig: Rig):
+def test_under_min_healthy_the_ranks_of_the_others_run_on(rig):
     flags = ("--ft-restart-policy=min-healthy", "--max-restarts=3")
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags)
     pids = [up(one, 0)[1] for one in (first, second, third)]
@@ -186,7 +184,7 @@ MemberStreams._send = die
 """
 
 
-def test_a_coordinator_is_killed_while_it_tells_the_end(rig: Rig):
+def test_a_coordinator_is_killed_while_it_tells_the_end(rig):
     """One node at most has heard of it. The others end alike, after another cycle if no node has."""
     script = rig.script(UP + 'gate("end")')
     rig.before = DIES_AT_THE_END

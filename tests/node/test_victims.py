@@ -1,9 +1,7 @@
 """A victim ends before the culprit, which still dumps core, flushes, or aborts: the culprit is the first cause."""
 
-from __future__ import annotations
-
 import pytest
-from agent_harness import UP, Rig
+from agent_harness import UP
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +46,7 @@ if CYCLE == 0:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wait", WAITS)
-def test_the_culprit_is_named(rig: Rig, wait: str, way: str) -> None:
+def test_the_culprit_is_named(rig, wait, way):
     restarts = (list(WAITS).index(wait) + list(WAYS).index(way)) % 2  # the next placement knows it, or the end does
     culprit = "".join(f"    {line}\n" for line in WAYS[way].splitlines())
     script = rig.script(JOB.format(wait_s=WAITS[wait], victim=VICTIM, culprit=culprit))

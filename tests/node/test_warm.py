@@ -1,7 +1,5 @@
 """Workers that are forked from a template: when they are, when they are not, and what may happen to the template."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat
+from agent_harness import REPO, WAIT_S, kill, says, stat
 from stage import await_end
 from waits import until
 
@@ -40,20 +38,20 @@ PRELOAD, SOON = "--ft-preload=slow", "--ft-crash-loop-backoff=0"
 
 
 @pytest.fixture
-def work(rig: Rig) -> str:
+def work(rig):
     """The script, with its module beside it. Its argument: the cycle in which it ends."""
     (rig.dir / "slow.py").write_text(SLOW)
     (rig.dir / "slow_text.py").write_text("TEXT = 'first'")
     return rig.script(LIVES)
 
 
-def up(one: Launcher, cycle: int, rank: int) -> tuple[str, int, str]:
+def up(one, cycle, rank):
     """How this rank came to be, its pid, and the text of its module."""
     found = one.line(rf"up {cycle} rank {rank} (\w+) pid (\d+) (\w+)$")
     return found[1], int(found[2]), found[3]
 
 
-def alike(one: Launcher) -> list[int]:
+def alike(one):
     """Workers, standbys and the template. People find workers by the name of the script, and nothing else by that."""
     found = []
     for pid in one.children:
@@ -67,11 +65,11 @@ def alike(one: Launcher) -> list[int]:
     return found
 
 
-def waiting(one: Launcher, workers: list[int]) -> list[int]:
+def waiting(one, workers):
     """The template, then one standby per worker; waits for them."""
     names = ["nvrx-standby"] * len(workers) + ["nvrx-template"]
 
-    def others() -> list[int]:
+    def others():
         return sorted(set(alike(one)) - set(workers), key=lambda pid: (stat(pid)[0], began(pid)), reverse=True)
 
     until(lambda: sorted(stat(pid)[0] for pid in others()) == names, "all ranks have a standby")
@@ -82,13 +80,13 @@ def waiting(one: Launcher, workers: list[int]) -> list[int]:
     return [found[0], *sorted(found[1:], key=began)]
 
 
-def have(one: Launcher, library: str, workers: list[int]) -> bool:
+def have(one, library, workers):
     """Whether the template and all standbys have loaded a library."""
     others = set(alike(one)) - set(workers)
     return len(others) == 2 and all(library in Path(f"/proc/{pid}/maps").read_text() for pid in others)
 
 
-def began(pid: int) -> tuple[int, int]:
+def began(pid):
     """Order of processes by their start."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
@@ -96,14 +94,14 @@ def began(pid: int) -> tuple[int, int]:
         return 0, pid
 
 
-def pids_of(one: Launcher, cycle: int, how: str) -> list[int]:
+def pids_of(one, cycle, how):
     """The pids of both ranks, which came to be like that."""
     found = [up(one, cycle, rank) for rank in (0, 1)]
     assert [found[rank][0] for rank in (0, 1)] == [how] * 2
     return [pid for _, pid, _ in found]
 
 
-def imports(rig: Rig) -> int:
+def imports(rig):
     return len((rig.dir / "imports").read_text().split())
 
 
@@ -117,13 +115,13 @@ TemplateProcess._expect_answer = asks
 """
 
 
-def asked(one: Launcher) -> int:
+def asked(one):
     """How often a template was asked for something."""
     one.read(0.02)
     return one.text.count("the template is asked")
 
 
-def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_the_warmth_only(rig: Rig, work: str):
+def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_the_warmth_only(rig, work):
     rig.before = ASKS
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=4", SOON, PRELOAD, args=("4",))
     pids = pids_of(one, 0, "forked")
@@ -169,7 +167,7 @@ Launcher.wait = timed
 """
 
 
-def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig: Rig, work: str):
+def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig, work):
     rig.before = ASKS + WAITED
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", SOON, PRELOAD, args=("2",))
     pids = pids_of(one, 0, "forked")
@@ -186,11 +184,11 @@ def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(r
 
 
 @pytest.mark.parametrize(
-    ("flags", "argument", "python"),
+    "flags, argument, python",
     [(["--ft-warm=off"], "0", ""), ([], "0${local_rank}", ""), ([], "0", "python")],
     ids=["off", "arguments of each rank", "another interpreter"],
 )
-def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: str, python: str):
+def test_workers_are_executed(rig, work, flags, argument, python):
     wrapper = rig.dir / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
@@ -234,7 +232,7 @@ UNFIT = {
 }
 
 
-def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str):
+def test_modules_that_cannot_be_forked_are_left_out(rig, work):
     (rig.dir / "torch.py").write_text(TORCH)
     for name, (code, _) in UNFIT.items():
         if code is not None:
@@ -249,7 +247,7 @@ def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str):
     assert one.text.count("up 0") == 2  # the template never ran the script
 
 
-def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: str):
+def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig, work):
     (rig.dir / "bad.py").write_text("import ctypes; ctypes.string_at(0)")
     one = rig.run(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
     assert one.wait() == 0
@@ -257,7 +255,7 @@ def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: 
     assert len([said for said in one.said if "the template process ended with" in said]) == 1
 
 
-def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig, work: str):
+def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig, work):
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
     pids = [up(one, 0, rank)[1] for rank in (0, 1)]
     waiting(one, pids)
@@ -271,7 +269,7 @@ def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig
     assert [up(one, 2, rank)[::2] for rank in (0, 1)] == [("forked", "second")] * 2
 
 
-def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str):
+def test_a_killed_agent_takes_template_and_standbys_with_it(rig, work):
     one = rig.run(work, "--nproc-per-node=2", PRELOAD, args=("1",))
     workers = [up(one, 0, rank)[1] for rank in (0, 1)]
     others = [found for pid in waiting(one, workers) if (found := init.process(pid))]
@@ -279,7 +277,7 @@ def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str)
     assert len(others) == 3 and await_end(others, 1.0) == []
 
 
-def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig: Rig):
+def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig):
     pytest.importorskip("numpy")
     script = rig.script("""
         before = "numpy" in getattr(sys.meta_path[0], "parked", ())
@@ -335,7 +333,7 @@ processes.hold = told
 """
 
 
-def with_libraries(rig: Rig, first: str, **libraries: str) -> tuple[str, dict[str, str]]:
+def with_libraries(rig, first, **libraries):
     """A script that begins with `first`, and what the launcher's environment has for it."""
     for name, text in {**LIBRARIES, **libraries}.items():
         path = rig.dir / "libraries" / f"{name}.py"
@@ -347,13 +345,13 @@ def with_libraries(rig: Rig, first: str, **libraries: str) -> tuple[str, dict[st
     return str(script), {"PYTHONPATH": f"{rig.dir / 'libraries'}:{REPO}"}
 
 
-def had(one: Launcher, cycle: int, rank: int = 0) -> tuple[str, int]:
+def had(one, cycle, rank=0):
     """The libraries that this rank had before its script imported them, and its pid."""
     found = one.line(rf"up {cycle} rank {rank} with (.*)pid (\d+)$")
     return found[1].strip(), int(found[2])
 
 
-def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig: Rig):
+def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig):
     script, env = with_libraries(rig, FIRST)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
@@ -361,7 +359,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     assert had(one, 0)[0] == "torch._dynamo transformers"
     assert "an interpreter waits" not in one.text
 
-    def renewed() -> bool:
+    def renewed():
         found = sorted(set(alike(one)) - set(pids), key=began)  # no standby is older than the template
         names = [stat(pid)[0] for pid in found] == ["nvrx-template", "nvrx-standby", "nvrx-standby"]
         return names and str(found[0]) in (rig.dir / "grown").read_text().split()
@@ -376,7 +374,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 
 
 @pytest.mark.parametrize(
-    ("first", "more", "before", "held"),
+    "first, more, before, held",
     [
         (FIRST, {"torch/__init__": UNFIT["thread"][0]}, "transformers", 0),  # this one needs no torch
         (FIRST.partition("import accel")[0], {"torch/__init__": UNFIT["thread"][0]}, "", 2),
@@ -392,7 +390,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
         "it may be, and is not",
     ],
 )
-def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dict[str, str], before: str, held: int):
+def test_the_first_workers_are_executed_in_doubt(rig, first, more, before, held):
     script, env = with_libraries(rig, first, **more)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
@@ -405,7 +403,7 @@ def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dic
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig):
+def test_a_forked_rank_under_the_in_process_wrapper(rig):
     """An exception is the wrapper's own business. A killed rank is not: the next cycle replaces it."""
     pytest.importorskip("torch")
     script = rig.script("""
@@ -433,7 +431,7 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig):
     assert [one.line(rf"came {cycle} {rank} (\w+)$")[1] for cycle in (0, 1) for rank in (0, 1)] == ["forked"] * 4
 
 
-def test_bad_modules(rig: Rig, work: str):
+def test_bad_modules(rig, work):
     one = rig.run(work, "--ft-preload=torch,,5", args=("0",))
     assert one.wait() == 2 and "--ft-preload" in one.text and "names of Python modules" in one.text
 
@@ -442,7 +440,7 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path, monkeypatch):
     """Not when the task is collected, which may be an hour later."""
     spec = WorkerSpec(["true"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0)
 
-    async def story() -> None:
+    async def story():
         told = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
         one = launcher.Launcher(spec, 1, tmp_path, launcher.LauncherHooks(print))

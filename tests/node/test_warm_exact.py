@@ -1,12 +1,9 @@
 """Ranks that must not be forked as they are begin again, executed: when, how often, and what is said."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 import pytest
-from agent_harness import Rig
 from test_warm import SOON, alike, imports, up, waiting
 from waits import until
 
@@ -32,7 +29,7 @@ with open(os.path.join(os.environ["NVRX_TEST_GATES"], "imports"), "a") as file:
 """
 
 
-def test_a_script_that_sets_what_an_import_has_read_is_executed_and_then_forked_with_it(rig: Rig):
+def test_a_script_that_sets_what_an_import_has_read_is_executed_and_then_forked_with_it(rig):
     (rig.dir / "moody.py").write_text(MOODY)
     one = rig.run(rig.script(SETS), "--nproc-per-node=2", "--max-restarts=1", SOON, "--ft-preload=moody", args=("1",))
     found = [up(one, 0, rank) for rank in (0, 1)]
@@ -46,7 +43,7 @@ def test_a_script_that_sets_what_an_import_has_read_is_executed_and_then_forked_
     assert imports(rig) == 4
 
 
-def test_ranks_that_others_may_know_start_again_which_uses_no_restart(rig: Rig):
+def test_ranks_that_others_may_know_start_again_which_uses_no_restart(rig):
     (rig.dir / "moody.py").write_text(MOODY)
     flags = ("--nproc-per-node=2", "--max-restarts=0", SOON, "--ft-preload=moody")
     one = rig.run(rig.script(SETS), *flags, args=("0", "has a connection"))
@@ -63,7 +60,7 @@ say("up", CYCLE, "rank", RANK, "forked" if "moody" in getattr(sys.meta_path[0], 
 """
 
 
-def test_a_module_that_reads_late_is_compared_at_its_import(rig: Rig):
+def test_a_module_that_reads_late_is_compared_at_its_import(rig):
     """Also where no call has told that the variable was set."""
     (rig.dir / "moody.py").write_text(MOODY)
     one = rig.run(rig.script(QUIETLY), "--nproc-per-node=1", "--ft-preload=moody", args=("0",))
@@ -80,7 +77,7 @@ say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.get
 """
 
 
-def test_variables_that_are_unset_for_a_moment_are_as_they_were(rig: Rig) -> None:
+def test_variables_that_are_unset_for_a_moment_are_as_they_were(rig):
     (rig.dir / "moody.py").write_text(MOODY)
     one = rig.run(rig.script(CLEARS), "--nproc-per-node=1", "--ft-preload=moody", MOOD="good")
     assert one.wait() == 0 and up(one, 0, 0)[::2] == ("forked", "good")
@@ -110,7 +107,7 @@ Launcher._want = told
 
 @pytest.mark.parametrize("both", [True, False], ids=["by rank", "one rank only"])
 @pytest.mark.parametrize("args", [(), ("has a connection",)], ids=["anew", "restart"])
-def test_values_that_differ_by_rank_are_exact_in_each_cycle(rig: Rig, both: bool, args: tuple[str, ...]):
+def test_values_that_differ_by_rank_are_exact_in_each_cycle(rig, both, args):
     (rig.dir / "moody.py").write_text(MOODY)
     rig.before = WANTS
     flags = ("--nproc-per-node=2", "--max-restarts=3", SOON, "--ft-preload=moody")

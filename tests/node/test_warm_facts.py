@@ -3,8 +3,6 @@
 Its facts are those of `data/warm_facts/train.py`, with real torch. Each way to change something is one run of each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,10 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agent_harness import Launcher, Rig, kill, says
+from agent_harness import kill, says
 from test_status_file import OFTEN, told
 
 pytestmark = pytest.mark.process
@@ -49,11 +46,11 @@ globals().update({{name: value for name, value in vars(real).items() if not name
 """
 
 
-def _variables(when: str) -> dict[str, str]:
+def _variables(when):
     return dict(line.split("=", 1) for line in (DATA / f"{when}.env").read_text().splitlines())
 
 
-def _lay_out(rig: Rig) -> None:
+def _lay_out(rig):
     """The script with all that is beside it."""
     shutil.copytree(DATA, rig.dir, dirs_exist_ok=True)
     whens = ("before", "after")
@@ -73,21 +70,21 @@ def _lay_out(rig: Rig) -> None:
 class Runs:
     """The runs of one way. Each writes its facts."""
 
-    def __init__(self, rig: Rig, way: str) -> None:
+    def __init__(self, rig, way):
         self._rig, self._way = rig, way
         self._script = str(rig.dir / "train.py")
-        self._args: list[str] = [way]
+        self._args = [way]
         if way == "arguments":
             for when in ("before", "after"):
                 self._args += [f"--{when}={name}={value}" for name, value in _variables(when).items()]
         _lay_out(rig)
         rig.before += WARM
 
-    def _more(self, label: str, cycles: int = 0) -> dict[str, str]:
+    def _more(self, label, cycles=0):
         more = {"FACTS_OUT": str(self._rig.dir), "FACTS_LABEL": label, "FACTS_CYCLES": str(cycles)}
         return {**more, "PYTHONHASHSEED": "0", "PYTHONFAULTHANDLER": "1"}  # nvrx-run sets the second one
 
-    def alone(self, label: str, *command: str) -> dict[str, Any]:
+    def alone(self, label, *command):
         """Of a process that `command` starts."""
         subprocess.run(
             [sys.executable, *command, self._script, *self._args],
@@ -96,28 +93,28 @@ class Runs:
         )  # fmt: skip
         return self.facts(label, 9)[1]
 
-    def start(self, label: str, cycles: int, *flags: str) -> Launcher:
+    def start(self, label, cycles, *flags):
         args = tuple(self._args)
         more = self._more(label, cycles)
         return self._rig.run(self._script, f"--max-restarts={cycles}", SOON, *flags, args=args, **more)
 
-    def came(self, one: Launcher, cycle: int) -> int:
+    def came(self, one, cycle):
         return int(one.line(rf"came {cycle} pid (\d+)$", BOUND_S)[1])
 
-    def settled(self, one: Launcher, cycle: int) -> str:
+    def settled(self, one, cycle):
         """Waits until the standbys of the next cycle are as they will be; what they have."""
         return one.line(rf"came {cycle} pid \d+\n(?:.*\n)*?standbys have(.*torch\._dynamo.*)$", BOUND_S)[1]
 
-    def facts(self, label: str, cycle: int) -> tuple[bool, dict[str, Any]]:
+    def facts(self, label, cycle):
         path = self._rig.dir / f"{self._way}-{label}-{cycle}"
         found = json.loads(path.with_name(path.name + ".json").read_text())
         found["facts"]["order of ends"] = json.loads(path.with_name(path.name + ".end.json").read_text())
         return found["forked"], found["facts"]
 
 
-def _differences(expected: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+def _differences(expected, facts):
     """Name, what is expected, what is found; of longer ones only what differs."""
-    found: dict[str, Any] = {}
+    found = {}
     for name in expected.keys() | facts.keys():
         one, other = expected.get(name), facts.get(name)
         if one == other:
@@ -148,7 +145,7 @@ EACH_WAY = pytest.mark.parametrize(
 
 @pytest.mark.torch
 @EACH_WAY
-def test_facts_of_each_cycle(rig: Rig, way: str):
+def test_facts_of_each_cycle(rig, way):
     pytest.importorskip("torch")
     runs = Runs(rig, way)
     one = runs.start("warm", 2)
@@ -171,7 +168,7 @@ def test_facts_of_each_cycle(rig: Rig, way: str):
 @pytest.mark.matrix
 @pytest.mark.torch
 @pytest.mark.parametrize("way", WAYS)
-def test_facts_of_other_starts(rig: Rig, way: str):
+def test_facts_of_other_starts(rig, way):
     """By torchrun, without warm starts, and on a spare that is promoted."""
     pytest.importorskip("torch")
     runs = Runs(rig, way)
@@ -190,7 +187,7 @@ def test_facts_of_other_starts(rig: Rig, way: str):
 
 @pytest.mark.torch
 @EACH_WAY
-def test_facts_on_a_promoted_spare(rig: Rig, way: str):
+def test_facts_on_a_promoted_spare(rig, way):
     """It is warm with what the lost node's ranks have told."""
     pytest.importorskip("torch")
     rig.before = OFTEN

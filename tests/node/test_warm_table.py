@@ -1,7 +1,5 @@
 """A forked worker cannot be told from one that was executed: one table of facts, one of ends, on each Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stage import free_port
@@ -23,7 +20,7 @@ import warm_ends  # noqa: E402
 pytestmark = pytest.mark.matrix
 
 
-def _pythons() -> dict[str, str]:
+def _pythons():
     """Our own Python, and those of other versions that pyenv has here."""
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     for path in sorted(Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python")):
@@ -36,19 +33,7 @@ OTHERS = [pytest.param(version, marks=pytest.mark.matrix) for version in list(PY
 VERSIONS = pytest.mark.parametrize("version", [*list(PYTHONS)[:1], *OTHERS])
 
 
-def start(
-    directory: Path,
-    argv: list[str],
-    envs: list[dict[str, str]],
-    preload: list[str] | None,
-    path0: str | None = None,
-    *,
-    env: dict[str, str] | None = None,
-    prefixes: list[list[str]] | None = None,
-    imports: list[str] | None = None,
-    later: list[str] | None = None,
-    says: str = "",
-) -> Any:
+def start(directory, argv, envs, preload, path0=None, *, env=None, prefixes=None, imports=None, later=None, says=""):
     """Code, stdout and stderr of each worker: executed, or forked from a template with `preload`, or from the successor
     of one with `imports` that nobody named, with `later`, too.
 
@@ -71,7 +56,7 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=BOUND_S, check=False,
+        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=BOUND_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
@@ -80,7 +65,7 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 
 
 # How the script is named, and what is in the agent's environment.
-STARTS: dict[str, dict[str, str]] = {
+STARTS = {
     "script": {"CUDA_VISIBLE_DEVICES": "1,0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     "relative": {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "5"},
     "symlink": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONPATH": "/one:/other"},
@@ -93,7 +78,7 @@ STARTS: dict[str, dict[str, str]] = {
 USUAL = ("script", "symlink", "module")
 
 
-def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | None]:
+def _lay_out(directory, python, how):
     """The command line of a worker, and what Python puts in front of sys.path."""
     (directory / "beside.py").write_text("")
     script, probe = directory / "train.py", (DATA / "warm_probe.py").read_text()
@@ -126,7 +111,7 @@ def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | N
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[] if how in USUAL else pytest.mark.matrix) for how in STARTS])
 @VERSIONS
-def test_facts(tmp_path, version: str, how: str):
+def test_facts(tmp_path, version, how):
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
     for imports, later in ((None, None), (["decimal"], ["asyncio"])):
@@ -143,13 +128,13 @@ def test_facts(tmp_path, version: str, how: str):
         assert facts[1][name] == executed, name
 
 
-def _plain(text: str) -> str:
+def _plain(text):
     """Without what differs from process to process."""
     return re.sub(r"0x[0-9a-f]+|random 0\.\d+|hash -?\d+|pid \d+", "...", text)
 
 
 @VERSIONS
-def test_ends(tmp_path, version: str):
+def test_ends(tmp_path, version):
     argv = [PYTHONS[version], "-u", str(DATA / "warm_ends.py")]
     envs = [{"ROLE_NAME": name} for name in ("forked", *warm_ends.ENDS)]
     executed, forked = (
@@ -172,7 +157,7 @@ print([sys.modules.get(name) for name in sys.argv[1:]])
 
 @pytest.mark.parametrize("fails", ["", "raise ValueError('as asked')"])
 @VERSIONS
-def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path, version: str, fails: str):
+def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path, version, fails):
     (tmp_path / "sitecustomize.py").write_text(CUSTOM + fails)
     (tmp_path / "usercustomize.py").write_text(CUSTOM)  # a virtual environment has none
     (tmp_path / "work.py").write_text(WORK)
@@ -220,7 +205,7 @@ print(faults() - before)
 
 
 @VERSIONS
-def test_a_worker_writes_to_few_pages_of_the_template(tmp_path, version: str):
+def test_a_worker_writes_to_few_pages_of_the_template(tmp_path, version):
     """A fault for each page that it copies; a look at each module would be one to three for each."""
     (tmp_path / "many").mkdir()
     names = [f"one{number}" for number in range(800)]
@@ -271,7 +256,7 @@ sys.excepthook = sys.__excepthook__
 
 
 @VERSIONS
-def test_what_an_import_enters_is_there_from_then_on(tmp_path, version: str):
+def test_what_an_import_enters_is_there_from_then_on(tmp_path, version):
     """And not before."""
     (tmp_path / "enters.py").write_text(ENTERS)
     (tmp_path / "other_end.py").write_text("import atexit; atexit.register(print, 'of another one')")

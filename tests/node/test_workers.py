@@ -1,7 +1,5 @@
 """One node without Slurm: success, crashes, the restart budget, the first cause, hangs, killed monitors."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -12,14 +10,14 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import CLIENT, REPO, WAIT_S, Rig
+from agent_harness import CLIENT, REPO, WAIT_S
 from stage import await_end
 from waits import until
 
 pytestmark = pytest.mark.process
 
 
-def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig):
+def test_crash_restarts_all_ranks_in_the_same_job(rig):
     script = rig.script("""
         say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
         print("err", RANK, file=sys.stderr)
@@ -45,7 +43,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig):
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_the_real_record_decorator(rig: Rig):
+def test_the_real_record_decorator(rig):
     script = rig.script("""
         from torch.distributed.elastic.multiprocessing.errors import record
         @record
@@ -59,7 +57,7 @@ def test_the_real_record_decorator(rig: Rig):
     assert "LookupError" in last.splitlines()[0] and "from torch" in last.splitlines()[0] and "in main" in last
 
 
-def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig):
+def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig):
     """A FIFO nobody writes to stands for a file system that hangs."""
     script = rig.script("os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); say('made'); os._exit(5)")
     one = rig.run(script)
@@ -68,7 +66,7 @@ def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig):
     assert "exited with code 5" in one.text.rpartition("first cause:")[2]
 
 
-def test_hang_is_seen_and_the_job_goes_on(rig: Rig):
+def test_hang_is_seen_and_the_job_goes_on(rig):
     script = rig.script(f"""{CLIENT}
 def spin_for_ever():
     while True:
@@ -90,7 +88,7 @@ client.shutdown_workload_monitoring()
     assert rig.log(1, 1, "out") == "up 1\n"
 
 
-def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig: Rig):
+def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig):
     """After that its successor still sees the hang."""
     script = rig.script(CLIENT + """
 say("up", os.getpid())
@@ -126,7 +124,7 @@ if CYCLE == 0:
 """
 
 
-def test_job_restarts_after_its_directory_was_removed(rig: Rig):
+def test_job_restarts_after_its_directory_was_removed(rig):
     """As by a cleaner of /tmp. It is made again."""
     one = rig.run(rig.script(CLIENT + BEATS), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
     for rank in (0, 1):
@@ -148,7 +146,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 
 
-def test_sigkill_of_the_agent_takes_everything_down(rig: Rig):
+def test_sigkill_of_the_agent_takes_everything_down(rig):
     one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
     pids = [int(pid) for rank in (0, 1) for pid in one.line(rf"\[rank {rank}\] family (\d+) (\d+)").groups()]
     for rank in (0, 1):
@@ -162,7 +160,7 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig):
 
 
 @pytest.mark.parametrize(
-    ("handler", "body", "last"),
+    "handler, body, last",
     [
         ("say('ran')", "lock(mutex), lock(mutex)", "waits\n"),  # the main thread is in C, so that no handler begins
         (
@@ -173,7 +171,7 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig):
         ("event.set()", "threading.Thread(target=upload).start(), time.sleep(1000)", "saved\n"),
     ],
 )
-def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str, body: str, last: str):
+def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig, handler, body, last):
     script = f"""
         import ctypes, select, threading
         lock, mutex, event = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64), threading.Event()
@@ -198,7 +196,7 @@ def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str,
     assert one.wait() == 0 and rig.log(0, 0, "out").endswith(last)
 
 
-def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig):
+def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig):
     script = rig.script("""
         signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
         say("up", CYCLE)
@@ -220,5 +218,5 @@ def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path)
     """Its exit is told once, whatever the event loop has just done."""
     driver = Path(__file__).with_name("stop_driver.py")
     argv, env = [sys.executable, str(driver), str(tmp_path), "8"], {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert (done.stdout, done.stderr) == ("1 0\n" * 8, "")

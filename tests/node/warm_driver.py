@@ -6,15 +6,12 @@ In:  argv (of the workers), envs (one per worker, added to ours), preload (modul
 Out: said (sentences), workers: code, out, err of each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
@@ -24,9 +21,9 @@ WARNING_SIGNAL = 10
 BOUND_S = 90.0
 
 
-async def run(order: dict[str, Any]) -> dict[str, Any]:
+async def run(order):
     """Start all workers, wait for their ends."""
-    directory, said = Path(order["directory"]), list[str]()
+    directory, said = Path(order["directory"]), []
     processes.Orphans()  # standbys come to a subreaper
     preload, imports = order["preload"], order["imports"]
     warm = WarmSpec(order["path0"], preload or (), imports or ()) if preload or imports is not None else None
@@ -53,7 +50,7 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     return {"said": said, "workers": [[code, *text[rank]] for rank, code in enumerate(codes)]}
 
 
-async def _grow(launcher: Launcher, modules: list[str]) -> None:
+async def _grow(launcher, modules):
     """Returns when all standbys are those of the successor."""
     launcher._first = False
     (template,) = launcher._templates.values()
@@ -65,7 +62,7 @@ async def _grow(launcher: Launcher, modules: list[str]) -> None:
         await asyncio.wait_for(event.wait(), BOUND_S)
 
 
-async def _end(child: processes.Child) -> int:
+async def _end(child):
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(child.pidfd, ended.set)
     try:

@@ -1,7 +1,5 @@
 """The callback for the Trainer of transformers, where that is installed. Faults: scripts/dev/clients."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -23,7 +21,6 @@ def test_a_warned_run_saves_and_the_next_one_learns(tmp_path):
     words = ["--standalone", "--nproc-per-node=2", *limits, str(PROGRAM), "out"]
     command = [sys.executable, "-m", "nvrx_slurm", *words]
     with subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE) as job:
-        assert job.stdout is not None
         assert any("step 15" in line for line in job.stdout)
         job.send_signal(signal.SIGUSR1)
         rest = job.stdout.read()

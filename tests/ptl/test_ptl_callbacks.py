@@ -1,13 +1,10 @@
 """The Lightning callbacks with a real Trainer (ddp on a CPU, one rank) and a real rank monitor, in both packages."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ INSTALLED = [path for name, path in PACKAGES.items() if importlib.util.find_spec
 
 
 @pytest.fixture
-def any_package() -> str:
+def any_package():
     if not INSTALLED:
         pytest.skip("neither lightning nor pytorch_lightning is installed (extra: lightning)")
     return INSTALLED[0]
@@ -67,23 +64,20 @@ with open("said.json", "w") as file:
 
 
 @pytest.fixture(scope="module")
-def zygotes() -> Iterator[dict[str, Zygote]]:
+def zygotes():
     """By the package that it has imported; made when it is needed."""
-    made: dict[str, Zygote] = {}
+    made = {}
     yield made
     for one in made.values():
         one.close()
 
 
-Run = Callable[..., tuple[dict, str]]
-
-
 @pytest.fixture
-def run(zygotes: dict[str, Zygote], tmp_path) -> Iterator[Run]:
+def run(zygotes, tmp_path):
     """Runs a program; what it said, and its stderr."""
-    programs: list[Script] = []
+    programs = []
 
-    def run_one(package: str, code: str, returncode: int = 0) -> tuple[dict, str]:
+    def run_one(package, code, returncode=0):
         program = tmp_path / "program.py"
         program.write_text(PROGRAM.format(root=ROOT, package=package, code=textwrap.dedent(code)))
         if package not in zygotes:
@@ -102,7 +96,7 @@ def run(zygotes: dict[str, Zygote], tmp_path) -> Iterator[Run]:
 
 @pytest.mark.repeats("pytorch_lightning")
 @pytest.mark.parametrize("package", INSTALLED)
-def test_heartbeats_through_two_jobs(run: Run, package: str):
+def test_heartbeats_through_two_jobs(run, package):
     """The first job has no checkpoint to load and learns nothing; the second one does, and is the last."""
     code = """
     with standalone_monitor(**HEARTBEATS) as monitor:
@@ -132,7 +126,7 @@ def test_heartbeats_through_two_jobs(run: Run, package: str):
     assert finished and said["loaded"] == [True] and said["hangs"] == []
 
 
-def test_sections_through_two_jobs(run: Run, any_package: str):
+def test_sections_through_two_jobs(run, any_package):
     code = """
     def learned():
         return json.load(open("_ft_state_.json"))["current_timeouts"]["section"]
@@ -160,7 +154,7 @@ def test_sections_through_two_jobs(run: Run, any_package: str):
     assert said["unwrapped"] and said["hangs"] == []
 
 
-def test_failures_and_exits(run: Run, any_package: str):
+def test_failures_and_exits(run, any_package):
     """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
     code = """
     calls = []
@@ -190,7 +184,7 @@ def test_failures_and_exits(run: Run, any_package: str):
     }
 
 
-def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str):
+def test_a_policy_turns_exceptions_into_requests(run, any_package):
     """What the launcher gets to hear of a failed fit; the script always sees its own exception."""
     code = """
     from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
@@ -237,7 +231,7 @@ def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str):
         assert token in stderr
 
 
-def test_what_is_missing_is_said(run: Run, any_package: str):
+def test_what_is_missing_is_said(run, any_package):
     code = """
     def error(make, strategy="ddp", **limits):
         with standalone_monitor(**limits):
@@ -273,7 +267,7 @@ def test_what_is_missing_is_said(run: Run, any_package: str):
     assert "_ft_state.json" in stderr
 
 
-def test_a_simulated_fault_hits_the_rank(run: Run, any_package: str):
+def test_a_simulated_fault_hits_the_rank(run, any_package):
     code = """
     fault = {"fault_type": "rank_killed", "base_delay": 0.2, "rand_delay": 0.1}
     with standalone_monitor(**HEARTBEATS):

@@ -1,28 +1,24 @@
 """Virtual time: what is due next happens next. Nothing sleeps, and equal seeds give equal runs."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 
 class Clock:
     """A heap of (when, what). `now` is virtual seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
-        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._due = []
         self._order = itertools.count()  # first scheduled, first served at equal times
 
-    def at(self, when: float, do: Callable[..., None], *args: Any) -> None:
+    def at(self, when, do, *args):
         heapq.heappush(self._due, (when if when > self.now else self.now, next(self._order), do, args))
 
-    def after(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_s, do, *args):
         self.at(self.now + delay_s, do, *args)
 
-    def step(self) -> bool:
+    def step(self):
         """Let the next thing happen; False when nothing is due any more."""
         if not self._due:
             return False

@@ -3,10 +3,8 @@
 `strike(world)` lets one happen, of a kind drawn with the world's own seed. None = it cannot happen just now.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.agent.events import RankAsked, Sick, Signalled, Warned
@@ -15,16 +13,14 @@ from nvrx_slurm.types import FaultKind, RankFault, RanksFailed, WorkloadAction
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
 if TYPE_CHECKING:
-    from .processes import SimAgent
-    from .training import Worker
     from .world import World
 
 Fault = Callable[["World"], "str | None"]
-KINDS: dict[str, tuple[Fault, int]] = {}  # by name, with how often it comes relative to the others
+KINDS: dict = {}  # by name, with how often it comes relative to the others
 _TRIES = 5
 
 
-def strike(world: World) -> None:
+def strike(world):
     """Let something go wrong; another kind if the first has no victim just now."""
     names = list(world.settings.kinds or KINDS)
     weights = [KINDS[name][1] for name in names]
@@ -41,25 +37,25 @@ def strike(world: World) -> None:
 # --- victims --------------------------------------------------------------------------------------------------
 
 
-def _world(world: World) -> World:
+def _world(world):
     return world
 
 
-def _agent(world: World) -> SimAgent | None:
+def _agent(world):
     agents = world.living_agents()
     return world.rng.choice(agents) if agents else None
 
 
-def _worker(world: World) -> Worker | None:
+def _worker(world):
     agents = [agent for agent in world.living_agents() if agent.core.state is AgentState.RUNNING and agent.living()]
     return world.rng.choice(world.rng.choice(agents).living()) if agents else None
 
 
-def _of(victim: Callable[[World], Any], weight: int = 4) -> Callable[[Callable[[World, Any], str | None]], None]:
+def _of(victim, weight=4):
     """Register a kind of fault, named after its function, with the function that picks its victim."""
 
-    def register(harm: Callable[[World, Any], str | None]) -> None:
-        def fault(world: World) -> str | None:
+    def register(harm):
+        def fault(world):
             hit = victim(world)
             return None if hit is None else harm(world, hit)
 
@@ -72,7 +68,7 @@ def _of(victim: Callable[[World], Any], weight: int = 4) -> Callable[[Callable[[
 
 
 @_of(_worker)
-def worker_killed(world: World, worker: Worker) -> str:
+def worker_killed(world, worker):
     """Out of memory, say."""
     world.training.die_with(worker)
     worker.die(-9, "SIGKILL")
@@ -80,7 +76,7 @@ def worker_killed(world: World, worker: Worker) -> str:
 
 
 @_of(_worker)
-def worker_exits(world: World, worker: Worker) -> str:
+def worker_exits(world, worker):
     """An exception in user code."""
     world.training.die_with(worker)
     worker.die(world.rng.choice((1, 3, 77)), "ValueError: loss is NaN")
@@ -88,7 +84,7 @@ def worker_exits(world: World, worker: Worker) -> str:
 
 
 @_of(_worker)
-def worker_hangs(world: World, worker: Worker) -> str:
+def worker_hangs(world, worker):
     """Its monitor notices and kills it; the exit may be seen before the report of the hang."""
     world.training.stall(worker.run)
     world.clock.after(world.rng.uniform(0.0, 0.05), worker.seem_hung)
@@ -99,7 +95,7 @@ def worker_hangs(world: World, worker: Worker) -> str:
 
 
 @_of(_world)
-def false_alarm(world: World, _: World) -> str | None:
+def false_alarm(world, _):
     """A rank that seems hung at its very end finishes before its monitor gets to kill it."""
     if world.training.false_alarm:
         return None
@@ -108,7 +104,7 @@ def false_alarm(world: World, _: World) -> str | None:
 
 
 @_of(_worker)
-def worker_stuck(world: World, worker: Worker) -> str:
+def worker_stuck(world, worker):
     """Uninterruptible sleep: not even SIGKILL ends it."""
     world.training.stall(worker.run)
     worker.stuck = True
@@ -117,7 +113,7 @@ def worker_stuck(world: World, worker: Worker) -> str:
 
 
 @_of(_agent)
-def slow_to_stop(world: World, agent: SimAgent) -> str:
+def slow_to_stop(world, agent):
     agent.stubborn = True
     for worker in agent.living():
         worker.stubborn = True
@@ -125,7 +121,7 @@ def slow_to_stop(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def warned(world: World, agent: SimAgent) -> str:
+def warned(world, agent):
     """Slurm's early warning; harmless."""
     agent.step(Warned(10))
     return f"{agent.host.name} gets SIGUSR1"
@@ -134,18 +130,18 @@ def warned(world: World, agent: SimAgent) -> str:
 # --- requests of ranks ----------------------------------------------------------------------------------------
 
 
-def _ask(worker: Worker, action: WorkloadAction) -> str:
+def _ask(worker, action):
     worker.agent.step(RankAsked(worker.local_rank, action, "so it wants"))
     return f"{worker.name} asks: {action.name}"
 
 
 @_of(_worker, weight=2)
-def asks_to_continue(world: World, worker: Worker) -> str:
+def asks_to_continue(world, worker):
     return _ask(worker, WorkloadAction.Continue)
 
 
 @_of(_worker)
-def asks_to_exclude(world: World, worker: Worker) -> str:
+def asks_to_exclude(world, worker):
     """A rank takes its own node for sick; its agent may come back all the same."""
     host = worker.agent.host
     said = _ask(worker, WorkloadAction.ExcludeThisNode)
@@ -153,7 +149,7 @@ def asks_to_exclude(world: World, worker: Worker) -> str:
 
 
 @_of(_worker, weight=1)
-def asks_to_shut_down(world: World, worker: Worker) -> str:
+def asks_to_shut_down(world, worker):
     """A rank knows that going on makes no sense."""
     return _ask(worker, WorkloadAction.ShutdownWorkload)
 
@@ -162,20 +158,20 @@ def asks_to_shut_down(world: World, worker: Worker) -> str:
 
 
 @_of(_agent)
-def agent_crashes(world: World, agent: SimAgent) -> str:
+def agent_crashes(world, agent):
     agent.crash(in_flight=world.rng.random() < 0.5)
     return f"the agent on {agent.host.name} is killed"
 
 
 @_of(_agent)
-def host_vanishes(world: World, agent: SimAgent) -> str:
+def host_vanishes(world, agent):
     """Power failure: only silence."""
     agent.vanish()
     return f"{agent.host.name} loses power"
 
 
 @_of(_agent)
-def node_sick(world: World, agent: SimAgent) -> str:
+def node_sick(world, agent):
     """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
     agent.host.sick = "GPU 3 is lost"
     at_once = world.rng.random() < 0.5
@@ -185,7 +181,7 @@ def node_sick(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def comes_back(world: World, agent: SimAgent) -> str:
+def comes_back(world, agent):
     """A node dies and is back as a new life, possibly before it was missed."""
     if world.rng.random() < 0.5:
         agent.vanish()
@@ -195,7 +191,7 @@ def comes_back(world: World, agent: SimAgent) -> str:
 
 
 @_of(_world)
-def late_join(world: World, _: World) -> str | None:
+def late_join(world, _):
     """A host that has no agent yet, or none any more, gets one."""
     idle = [host for host in world.hosts if host.agent is None or not host.agent.alive]
     if not idle or world.over:
@@ -206,7 +202,7 @@ def late_join(world: World, _: World) -> str | None:
 
 
 @_of(_agent, weight=2)
-def agent_broken(world: World, agent: SimAgent) -> str | None:
+def agent_broken(world, agent):
     """Its next message makes no sense: the coordinator must drop it and go on."""
     if agent.stream is None or agent.core.plan is None or not agent.core.plan.active:
         return None
@@ -219,7 +215,7 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
 
 
 @_of(_agent)
-def slow_network(world: World, agent: SimAgent) -> str:
+def slow_network(world, agent):
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
     agent.host.out_last = max(agent.host.out_last, agent.host.slow_until)
     world.busy_until(agent.host.slow_until)
@@ -227,7 +223,7 @@ def slow_network(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def stream_resets(world: World, agent: SimAgent) -> str | None:
+def stream_resets(world, agent):
     """A connection breaks, what is under way is lost, and both ends live. That of one process with itself cannot."""
     if agent.stream is None or agent.stream.local:
         return None
@@ -238,7 +234,7 @@ def stream_resets(world: World, agent: SimAgent) -> str | None:
     return f"the stream of {agent.host.name} is reset"
 
 
-def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> str:
+def _cut(world, agent, shortest_s, longest_s):
     duration_s = world.rng.uniform(shortest_s, longest_s)
     agent.host.cut_until = world.clock.now + duration_s
     world.busy_until(agent.host.cut_until)
@@ -246,7 +242,7 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
     return f"{agent.host.name} is cut off for {duration_s:.1f} s"
 
 
-def _silence(agent: SimAgent, heals: float) -> None:
+def _silence(agent, heals):
     """No beat gets through on the streams that end on this node."""
     agent.host.out_last = max(agent.host.out_last, heals)
     accepted = agent.coordinator.accepted if agent.coordinator is not None else []
@@ -256,19 +252,19 @@ def _silence(agent: SimAgent, heals: float) -> None:
 
 
 @_of(_agent)
-def short_partition(world: World, agent: SimAgent) -> str:
+def short_partition(world, agent):
     """Heals before any end has noticed, or just after the agent has."""
     return _cut(world, agent, 0.05, COORDINATOR_KEEPALIVE_S)
 
 
 @_of(_agent)
-def long_partition(world: World, agent: SimAgent) -> str:
+def long_partition(world, agent):
     """Both ends notice; then it heals."""
     return _cut(world, agent, AGENT_KEEPALIVE_S, 45.0)
 
 
 @_of(_agent)
-def one_way_cut(world: World, agent: SimAgent) -> str:
+def one_way_cut(world, agent):
     """What the node sends, or what is sent to it, gets lost. No connection survives that for long."""
     duration_s = world.rng.uniform(0.05, 45.0)
     until, mute = world.clock.now + duration_s, world.rng.random() < 0.5
@@ -282,7 +278,7 @@ def one_way_cut(world: World, agent: SimAgent) -> str:
 
 
 @_of(_world, weight=3)
-def split(world: World, _: World) -> str | None:
+def split(world, _):
     """Two parts of the cluster, often halves, hear nothing of each other."""
     if len(world.hosts) < 2 or world.split.until > world.clock.now:
         return None
@@ -302,13 +298,13 @@ def split(world: World, _: World) -> str | None:
 # --- the coordinator ------------------------------------------------------------------------------------------
 
 
-def _coordinator(world: World) -> SimAgent | None:
+def _coordinator(world):
     coordinator = world.coordinator
     return coordinator.agent if coordinator is not None else None
 
 
 @_of(_coordinator, weight=6)
-def coordinator_dies(world: World, agent: SimAgent) -> str:
+def coordinator_dies(world, agent):
     """Its program is killed, or its host loses power; it may come back."""
     if world.rng.random() < 0.5:
         agent.vanish()
@@ -319,22 +315,22 @@ def coordinator_dies(world: World, agent: SimAgent) -> str:
 
 
 @_of(_coordinator, weight=4)
-def coordinator_cut(world: World, agent: SimAgent) -> str:
+def coordinator_cut(world, agent):
     return _cut(world, agent, 0.05, 45.0)
 
 
 @_of(_coordinator, weight=3)
-def coordinator_frozen(world: World, agent: SimAgent) -> str:
+def coordinator_frozen(world, agent):
     """Its program is stopped, or blocks in a dead file system."""
     return _freeze(world, agent)
 
 
 @_of(_agent)
-def frozen(world: World, agent: SimAgent) -> str:
+def frozen(world, agent):
     return _freeze(world, agent)
 
 
-def _freeze(world: World, agent: SimAgent) -> str:
+def _freeze(world, agent):
     duration_s = world.rng.choice((0.5, 4.5, 8.0, 30.0)) * world.rng.uniform(0.8, 1.2)
     agent.host.frozen_until = max(agent.host.frozen_until, world.clock.now + duration_s)
     world.busy_until(agent.host.frozen_until)
@@ -346,7 +342,7 @@ def _freeze(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent, weight=1)
-def signal_at_one(world: World, agent: SimAgent) -> str:
+def signal_at_one(world, agent):
     """A person ends one agent."""
     signum = world.rng.choice((15, 2))
     agent.step(Signalled(signum))
@@ -354,7 +350,7 @@ def signal_at_one(world: World, agent: SimAgent) -> str:
 
 
 @_of(_world, weight=2)
-def scancel(world: World, _: World) -> str | None:
+def scancel(world, _):
     """Slurm signals every process of the step itself: agents and workers."""
     if not world.settings.agent.in_step:
         return None
@@ -367,7 +363,7 @@ def scancel(world: World, _: World) -> str | None:
 
 
 @_of(_world, weight=2)
-def signal_at_all(world: World, _: World) -> str | None:
+def signal_at_all(world, _):
     """Every agent is told to end, not quite at once, some twice."""
     for agent in world.living_agents():
         for _time in range(world.rng.choice((1, 1, 2))):

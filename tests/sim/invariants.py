@@ -3,11 +3,7 @@
 All checks look only at what changed, so that a run with 10,000 nodes can afford them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
@@ -21,17 +17,10 @@ from nvrx_slurm.types import (
     Lead,
     Plan,
     Refused,
-    RestartRecord,
     Stop,
 )
 
 from .reign import Reign
-
-if TYPE_CHECKING:
-    from .network import Host
-    from .processes import SimAgent, SimCoordinator
-    from .training import Worker
-    from .world import World
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
 _BY_SIGNAL = 128
@@ -47,12 +36,12 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-def _shared(plan: Plan) -> Plan:
+def _shared(plan):
     """What all members see. Which nodes are dead becomes known in time."""
     return replace(plan, group_rank=-1, rank_offset=-1, dead=(), returned=())
 
 
-def _split(commands: Sequence[Any], fresh: Sequence[ev.SendTo]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _split(commands, fresh):
     """What was done before a new plan, and from then on."""
     at = commands.index(fresh[0]) if fresh else len(commands)
     return commands[:at], commands[at:]
@@ -61,34 +50,34 @@ def _split(commands: Sequence[Any], fresh: Sequence[ev.SendTo]) -> tuple[Sequenc
 class Invariants:
     """Watches one world; raises Violation."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world):
         self._world = world
-        self._reigns: dict[SimCoordinator, Reign] = {}
-        self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
-        self._planners: dict[tuple[int, int], SimCoordinator] = {}
-        self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
-        self._runners: set[tuple[int, int, int]] = set()  # (term, cycle, group rank) that was ever started
-        self._last_started: dict[str, int] = {}  # node_id -> cycle
-        self._begun: set[tuple[int, int]] = set()  # (term, cycle) of which a rank was started
-        self._workers: dict[int, list[Worker]] = {}  # by rank
-        self._told: dict[str, Finish | Refused] = {}
-        self._signalled: dict[str, int] = {}  # node_id -> the first signal that is to end it
-        self._alone_since: dict[str, float] = {}
-        self._led: dict[str, float] = {}  # node_id -> when it first had a coordinator
-        self._won: dict[int, SimCoordinator] = {}  # term -> the one that acts
+        self._reigns = {}
+        self._plans = {}  # (term, cycle) -> the part that all members share
+        self._planners = {}
+        self._places = {}  # (term, cycle, group rank) -> node_id, offset
+        self._runners = set()  # (term, cycle, group rank) that was ever started
+        self._last_started = {}  # node_id -> cycle
+        self._begun = set()  # (term, cycle) of which a rank was started
+        self._workers = {}  # by rank
+        self._told = {}
+        self._signalled = {}  # node_id -> the first signal that is to end it
+        self._alone_since = {}
+        self._led = {}  # node_id -> when it first had a coordinator
+        self._won = {}  # term -> the one that acts
         self._newest = (0, -1)  # (term, cycle) of the latest plan
         self._unheard = 0  # cycles that a coordinator planned while it was cut off
-        self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
-        self._decided: dict[tuple[int, str], tuple[float, Host]] = {}  # when, and on which host
-        self._exited: Finish | None = None
+        self._ends = []  # decided; one that no agent has heard is decided anew by the next coordinator
+        self._decided = {}  # when, and on which host
+        self._exited = None
         self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
 
     @property
-    def end(self) -> Finish | None:
+    def end(self):
         return self._exited or (self._ends[-1] if self._ends else None)
 
     @property
-    def terms(self) -> set[int]:
+    def terms(self):
         """Those in which a coordinator acted."""
         return set(self._won)
 
@@ -100,13 +89,13 @@ class Invariants:
 
     # --- the coordinator ---------------------------------------------------------------------------------
 
-    def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]) -> None:
+    def coordinator_stepped(self, coordinator, event, commands):
         """Called after each step of a coordinator, before its commands are carried out."""
         reign = self._reigns.setdefault(coordinator, Reign())
         reign.carries_on = reign.carries_on and reign.fresh
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
-        plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
+        plans = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
         if any(isinstance(c, ev.Won) for c in commands):
             self._check_won(coordinator, reign)
@@ -129,7 +118,7 @@ class Invariants:
         reign.tell(after)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
-        ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
+        ends = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
         for command in ends:
             self._check_end(coordinator, command.message)
         for command in commands:
@@ -141,7 +130,7 @@ class Invariants:
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
 
-    def _check_won(self, coordinator: SimCoordinator, reign: Reign) -> None:
+    def _check_won(self, coordinator, reign):
         """Nodes that have come back and know nothing may elect one of their own: it is judged by its first plan."""
         agents = self._world.agents
         came_back = len(agents) > len({agent.host.infra_rank for agent in agents})
@@ -152,7 +141,7 @@ class Invariants:
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
 
-    def _check_not_over(self, reign: Reign) -> None:
+    def _check_not_over(self, reign):
         """Only nodes that were out of reach when the job ended go on, with new ones: decision 017 says so."""
         if self._exited is None:
             return
@@ -161,7 +150,7 @@ class Invariants:
         out = any(agent.host.was_out for agent in self._world.living_agents() if agent.core.node.node_id in old)
         self.check(out or not old, f"a cycle is planned after agents have left with {self._exited}")
 
-    def _mind_a_new_job(self, coordinator: SimCoordinator, reign: Reign, plans: Sequence[ev.SendTo]) -> None:
+    def _mind_a_new_job(self, coordinator, reign, plans):
         """Nodes that have come back know nothing of the job. Where they are most of the nodes, or those that know it
         are out of reach or stopped, they begin it anew: decision 017 says so, and there is nothing more to judge."""
         first = plans[0].message if plans else None
@@ -175,7 +164,7 @@ class Invariants:
             if not knowing:
                 self._forget_what_is_lost(first, coordinator)
 
-    def _forget_what_is_lost(self, plan: Plan, planner: SimCoordinator) -> None:
+    def _forget_what_is_lost(self, plan, planner):
         """Plans that are known to no living agent or coordinator are lost: new ones need not be later than these."""
         if (plan.term, plan.cycle) > self._newest:
             return
@@ -186,14 +175,14 @@ class Invariants:
         living = [agent.core.plan for agent in agents if agent.core.node.node_id not in self._told]
         living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
         self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
-        memories: tuple[dict[Any, Any], ...] = (self._plans, self._places, self._world.training.runs)
+        memories = (self._plans, self._places, self._world.training.runs)
         for memory in memories:
             for key in [key for key in memory if key[:2] > known]:
                 del memory[key]
         self._runners = {key for key in self._runners if key[:2] <= known}
         self._begun = {key for key in self._begun if key <= known}
 
-    def _check_one_plan(self, reign: Reign, node_id: str, plan: Plan) -> None:
+    def _check_one_plan(self, reign, node_id, plan):
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
         shared = _shared(plan)
         self.check(shared == self._plans[plan.term, plan.cycle], f"two plans for term {plan.term} cycle {plan.cycle}")
@@ -202,7 +191,7 @@ class Invariants:
             held = self._places.get((plan.term, plan.cycle, plan.group_rank))
             self.check(held == (node_id, plan.rank_offset), f"group rank {plan.group_rank} belongs to {held}")
 
-    def _check_new_plan(self, reign: Reign, fan_out: Sequence[ev.SendTo], joining: set[str], refused: set[str]) -> None:
+    def _check_new_plan(self, reign, fan_out, joining, refused):
         """The first time that a (term, cycle) is seen: all of it is in these commands."""
         plan = fan_out[0].message
         assert isinstance(plan, Plan)
@@ -240,7 +229,7 @@ class Invariants:
         self.check(not left_out, f"{left_out} could run, but are not in the plan")
         self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - joining)
 
-    def _carried_on(self, reign: Reign, plan: Plan, active: dict[int, ev.SendTo]) -> None:
+    def _carried_on(self, reign, plan, active):
         """min-healthy: the places of those who are here are as they were."""
         for group_rank, command in active.items():
             assert isinstance(command.message, Plan)
@@ -255,7 +244,7 @@ class Invariants:
                 reign.busy.get(command.node_id) == plan.cycle, f"{command.node_id} does not run what it carries on"
             )
 
-    def _check_choice(self, reign: Reign, plan: Plan, active: dict[int, str], receivers: set[str]) -> None:
+    def _check_choice(self, reign, plan, active, receivers):
         """Who may be chosen, who must be, and in which order."""
         if plan.cycle <= reign.known_cycle:  # carried on from an older term
             runs = {reign.busy.get(node_id) for node_id in active.values()}
@@ -269,9 +258,7 @@ class Invariants:
         for node_id in active.values():
             reign.busy[node_id] = plan.cycle
 
-    def _check_order(
-        self, reign: Reign, active: dict[int, str], receivers: set[str], past: Sequence[RestartRecord]
-    ) -> None:
+    def _check_order(self, reign, active, receivers, past):
         """Without segments: survivors stay where they are, and spares come in infra order. A node whose failure has
         come back gives way to any other; where that has moved with the rank, the node may have its place back."""
         chosen, weak = set(active.values()), suspects(past)
@@ -291,7 +278,7 @@ class Invariants:
         passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
         self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
 
-    def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
+    def _check_end(self, coordinator, end):
         """All hear one end, and it is the right one."""
         if end in self._ends:
             return
@@ -330,7 +317,7 @@ class Invariants:
         used = core.budget.history.restarts_used
         self.check(used <= harm, f"{used} restarts for {harm} faults")
 
-    def _is_success(self) -> bool:
+    def _is_success(self):
         """any-failed: all ranks of a cycle have ended with 0; min-healthy: those of enough whole nodes."""
         world = self._world
         if not world.settings.min_healthy:
@@ -338,7 +325,7 @@ class Invariants:
         done = sum(agent.core.state is AgentState.SUCCEEDED or agent.done for agent in world.agents)
         return done >= world.settings.min_nodes
 
-    def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
+    def _is_able(self, agent, coordinator):
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
         quiet = max(agent.host.out_until, agent.host.slow_until, self._world.split.until) <= self._world.clock.now
         fit = not agent.host.sick and not agent.unprepared
@@ -346,7 +333,7 @@ class Invariants:
 
     # --- agents --------------------------------------------------------------------------------------------
 
-    def agent_stepped(self, agent: SimAgent, event: Any, commands: Sequence[Any]) -> None:
+    def agent_stepped(self, agent, event, commands):
         """Called after each step of an agent, before its commands are carried out."""
         node_id, now = agent.core.node.node_id, self._world.clock.now
         if isinstance(event, Lead):
@@ -379,7 +366,7 @@ class Invariants:
                 twice = any(w.terms for w in agent.living()) and not agent.host.was_out  # Slurm may have signalled it
                 self.check(not twice, f"a worker on {node_id} gets SIGTERM twice")
 
-    def _check_start(self, agent: SimAgent, node_id: str, plan: Plan) -> None:
+    def _check_start(self, agent, node_id, plan):
         """Nobody else runs this group rank of this cycle, and the old workers are gone."""
         key = (plan.term, plan.cycle, plan.group_rank)
         self.check(key not in self._runners, f"{node_id} starts {key}, which somebody has started")
@@ -398,7 +385,7 @@ class Invariants:
         self.check(self._last_started.get(node_id, -1) < plan.cycle, f"{node_id} goes back to cycle {plan.cycle}")
         self._last_started[node_id] = plan.cycle
 
-    def _check_older_cycles(self, plan: Plan) -> None:
+    def _check_older_cycles(self, plan):
         """Before the first rank of a cycle starts, all of the older ones are gone."""
         for other in self._world.living_agents():
             if other.core.plan is not None and other.core.plan.cycle < plan.cycle and other.core.state in _WORKS:
@@ -407,17 +394,17 @@ class Invariants:
                     not old, f"cycle {plan.cycle} begins, but ranks {old} of an older one run on {other.host.name}"
                 )
 
-    def started(self, worker: Worker) -> None:
+    def started(self, worker):
         self._workers.setdefault(worker.rank, []).append(worker)
 
-    def _check_no_orphans(self, agent: SimAgent, since: float) -> None:
+    def _check_no_orphans(self, agent, since):
         alone = agent.alive and self._alone_since.get(agent.core.node.node_id) == since
         orphans = [w.rank for w in agent.living() if not w.stuck] if alone else []
         self.check(
             not orphans, f"{agent.host.name} is alone since {since:.2f} s, but runs ranks {orphans}", always=True
         )
 
-    def left(self, agent: SimAgent) -> None:
+    def left(self, agent):
         """An agent has exited: with the code that it was told, and for a good reason otherwise."""
         if agent.exit is None:
             return  # it was killed
@@ -440,7 +427,7 @@ class Invariants:
             self.check(code == ExitCode.COORDINATOR_LOST, f"{node_id} exits with {code} without being told")
             self.check(alone_s >= min(s.reconnect_timeout_s, s.join_timeout_s), f"{node_id} gave up early")
 
-    def _compare_ends(self, agent: SimAgent, told: Finish) -> None:
+    def _compare_ends(self, agent, told):
         """All agents exit with one code, but one that was out of reach when an end was decided cannot know it. An
         agent that came later may have met only that one. A coordinator that was just cut off decides for its side."""
         first = self._exited or told
@@ -451,7 +438,7 @@ class Invariants:
             self._exited = first
             self.check(first.code == told.code, f"two ends: {first} and {told}")
 
-    def at_the_end(self) -> None:
+    def at_the_end(self):
         for agent in self._world.agents:
             orphans = [worker.rank for worker in agent.living() if not worker.stuck]
             self.check(not orphans, f"ranks {orphans} on {agent.host.name} have outlived the job")

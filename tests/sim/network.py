@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.election.events import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
 from nvrx_slurm.types import Register
 
 if TYPE_CHECKING:
-    from .processes import SimAgent, SimCoordinator
-    from .world import World
+    from .processes import SimAgent
 
 COORDINATOR_KEEPALIVE_S = 5.0
 AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
@@ -36,26 +35,26 @@ class Host:
     sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
 
-    def unreachable_until(self, now: float) -> float:
+    def unreachable_until(self, now):
         """Until when it answers nothing; 0.0 = it answers."""
         until = max(self.out_until, self.frozen_until, float("inf") if self.off else 0.0)
         return until if until > now else 0.0
 
     @property
-    def was_out(self) -> bool:
+    def was_out(self):
         return self.out_last > 0.0
 
-    def out_after(self, when: float) -> bool:
+    def out_after(self, when):
         """Whether it could not be reached at `when` or later, or was only just back then."""
         return self.was_out and self.out_last + _BACK_S >= when
 
     @property
-    def out_until(self) -> float:
+    def out_until(self):
         """Until when it can make no connection."""
         return max(self.cut_until, self.mute_until, self.deaf_until)
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"h{self.infra_rank}"
 
 
@@ -66,12 +65,12 @@ class Split:
     until: float = 0.0
     side: frozenset[int] = frozenset()  # infra ranks of one of them
 
-    def heals(self, sender: Host, receiver: Host) -> float:
+    def heals(self, sender, receiver):
         apart = (sender.infra_rank in self.side) != (receiver.infra_rank in self.side)
         there = max(sender.cut_until, receiver.cut_until, sender.mute_until, receiver.deaf_until)
         return max(there, self.until) if apart else there
 
-    def reach(self, one: Host, other: Host, now: float) -> bool:
+    def reach(self, one, other, now):
         """Whether one of them can connect to the other, which may be frozen or off."""
         return one is other or max(self.heals(one, other), self.heals(other, one)) <= now
 
@@ -86,7 +85,7 @@ class _End:
 class Connection:
     """One stream. Messages keep their order; a duplicate comes again later, on the same stream."""
 
-    def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator) -> None:
+    def __init__(self, world, agent, coordinator):
         self.agent, self.coordinator = agent, coordinator
         self.open_at_agent = self.open_at_coordinator = True
         self.silent_until = 0.0
@@ -96,17 +95,17 @@ class Connection:
         self._last_up = self._last_down = 0.0
         coordinator.accepted.append(self)
 
-    def up(self, message: Any) -> None:
+    def up(self, message):
         """Agent to coordinator."""
         heals = self._world.split.heals(self.agent.host, self.coordinator.host)
         self._last_up = self._carry(message, self._last_up, self._arrive_up, heals)
 
-    def down(self, message: Any) -> None:
+    def down(self, message):
         """Coordinator to agent."""
         heals = self._world.split.heals(self.coordinator.host, self.agent.host)
         self._last_down = self._carry(message, self._last_down, self._arrive_down, heals)
 
-    def _carry(self, message: Any, last: float, arrive: Any, heals: float) -> float:
+    def _carry(self, message, last, arrive, heals):
         now, ends = self._clock.now, (self.agent.host, self.coordinator.host)
         if self.local:
             self._clock.at(now, arrive, message)
@@ -121,14 +120,14 @@ class Connection:
             self._clock.at(when + self._rng.uniform(0.0, 3.0), arrive, message)
         return when
 
-    def _cut(self, message: Any, arrive: Any, sender: Host, receiver: Host) -> bool:
+    def _cut(self, message, arrive, sender, receiver):
         """A partition holds back what is under way (TCP sends it again once it heals)."""
         heals = 0.0 if self.local else self._world.split.heals(sender, receiver)
         if heals > self._clock.now:
             self._clock.at(heals, arrive, message)
         return heals > self._clock.now
 
-    def _arrive_up(self, message: Any) -> None:
+    def _arrive_up(self, message):
         if not self.open_at_coordinator or self._cut(message, self._arrive_up, self.agent.host, self.coordinator.host):
             return
         if isinstance(message, _End):
@@ -136,7 +135,7 @@ class Connection:
         else:
             self.coordinator.receive(self, message)
 
-    def _arrive_down(self, message: Any) -> None:
+    def _arrive_down(self, message):
         if not self.open_at_agent or self._cut(message, self._arrive_down, self.coordinator.host, self.agent.host):
             return
         if isinstance(message, _End):
@@ -146,28 +145,28 @@ class Connection:
 
     # --- how it ends ---------------------------------------------------------------------------------
 
-    def close_at_agent(self, why: str) -> None:
+    def close_at_agent(self, why):
         """The agent's end closes on purpose or with its process: what it sent before still arrives."""
         self._note()
         self.open_at_agent = False
         self.up(_End(why))
 
-    def close_at_coordinator(self, why: str) -> None:
+    def close_at_coordinator(self, why):
         self.open_at_coordinator = False
         self.down(_End(why))
 
-    def break_at_agent(self, why: str, silent: bool = False) -> None:
+    def break_at_agent(self, why, silent=False):
         if self.open_at_agent:
             self.close_at_agent(why)
             self.agent.disconnected(self, why, silent)
 
-    def break_at_coordinator(self, why: str, silent: bool = False) -> None:
+    def break_at_coordinator(self, why, silent=False):
         if self.open_at_coordinator:
             self._note()
             self.close_at_coordinator(why)
             self.coordinator.lost(self, why, COORDINATOR_KEEPALIVE_S if silent else self._clock.now - self._well_at)
 
-    def fall_silent(self, heals: float) -> None:
+    def fall_silent(self, heals):
         """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
         sooner."""
         now = self._clock.now
@@ -182,7 +181,7 @@ class Connection:
             why = "silent for the keepalive time"
             self._clock.after(COORDINATOR_KEEPALIVE_S, self._give_up, self.break_at_coordinator, why)
 
-    def _give_up(self, break_it: Any, why: str) -> None:
+    def _give_up(self, break_it, why):
         """By the timer of a program that is stopped itself: not before it goes on, and then it hears first."""
         end = self.agent.host if break_it == self.break_at_agent else self.coordinator.host
         if end.frozen_until > self._clock.now:
@@ -190,12 +189,12 @@ class Connection:
         elif self.silent_until > self._clock.now:
             break_it(why, True)
 
-    def _note(self) -> None:
+    def _note(self):
         """Beats may not get through from now on."""
         if self.healthy:
             self._well_at = self._clock.now
 
     @property
-    def healthy(self) -> bool:
+    def healthy(self):
         """Whether beats get through in both directions."""
         return self.open_at_agent and self.open_at_coordinator and self.silent_until <= self._clock.now

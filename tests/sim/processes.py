@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.election import events as el
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
+from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Plan, RankFault, Ready, Register
 
-from .network import LEADS_S, LEASE_S, Connection, Host
+from .network import LEADS_S, LEASE_S, Connection
 from .process import Process, SimElection
 from .training import SIGKILL, Worker
-
-if TYPE_CHECKING:
-    from .world import World
 
 _REACH_S = 1.0  # how long an attempt to connect may take
 _BEAT_S = 0.5
@@ -31,15 +25,15 @@ class SimCoordinator(Process):
 
     core: Coordinator
 
-    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
+    def __init__(self, world, settings, agent):
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
         self.valid_until = 0.0 if world.elects else float("inf")  # its own lease
-        self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
-        self.accepted: list[Connection] = []
-        self.numbers: dict[str, int] = {}
+        self.streams = {}  # by node_id: what comes on others is of the past
+        self.accepted = []
+        self.numbers = {}
 
-    def step(self, event: Any) -> None:
+    def step(self, event):
         """A coordinator that was stopped resigns before it decides anything."""
         over = self.core.roster.quorum.needed and self.leads and self.world.clock.now > self.valid_until
         if over and self.host.frozen_until <= self.world.clock.now and self.core.ending.end is None:
@@ -47,7 +41,7 @@ class SimCoordinator(Process):
         else:
             super().step(event)
 
-    def receive(self, stream: Connection, message: Any) -> None:
+    def receive(self, stream, message):
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
             if message.number < self.numbers.get(node_id, 0):
@@ -59,22 +53,22 @@ class SimCoordinator(Process):
             self.step(ev.FromAgent(node_id, message))
 
     @property
-    def leads(self) -> bool:
+    def leads(self):
         return self.alive and self.core.roster.quorum.elected
 
-    def lost(self, stream: Connection, why: str, silent_s: float) -> None:
+    def lost(self, stream, why, silent_s):
         node_id = stream.agent.core.node.node_id
         if self.streams.get(node_id) is stream:
             del self.streams[node_id]
             self.step(ev.Lost(node_id, why, silent_s))
 
-    def renew(self) -> None:
+    def renew(self):
         """Its own lease goes on while it hears from a quorum."""
         heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
         if self.leads and self.core.roster.quorum.enough(heard):
             self.valid_until = self.world.clock.now + LEADS_S
 
-    def _probe(self, peer: Peer, until: float) -> None:
+    def _probe(self, peer, until):
         """Connect to where an agent listened, until its host refuses."""
         host, clock = self.world.hosts[int(peer.key)], self.world.clock
         if not self.alive or clock.now > until:
@@ -86,12 +80,12 @@ class SimCoordinator(Process):
         else:
             self.step(ev.ProvenDead(peer))
 
-    def _is_cut_off(self, host: Host) -> bool:
+    def _is_cut_off(self, host):
         now = self.world.clock.now
         silent = host.unreachable_until(now) > 0.0 or self.host.frozen_until > now
         return silent or not self.world.split.reach(self.host, host, now)
 
-    def do(self, command: Any) -> None:
+    def do(self, command):
         if isinstance(command, ev.SendTo):
             stream = self.streams.get(command.node_id)
             if stream is not None and stream.open_at_coordinator:
@@ -118,23 +112,23 @@ class SimCoordinator(Process):
         else:
             assert isinstance(command, (Say, ev.HangFound, ev.Strike)), command
 
-    def _won(self) -> None:
+    def _won(self):
         """It acts, unless the votes have come too late."""
         self.agent.elect.step(el.Elected())
         self.renew()
         if self.valid_until <= self.world.clock.now:
             self.agent.elect.step(el.Resigned())
 
-    def _read_progress(self, command: ev.ReadProgress | ev.ReadReached) -> None:
+    def _read_progress(self, command):
         """The file system answers in its own time, or not at all."""
         saved = int(self.world.training.saved_s)
         iteration = saved if self.world.rng.random() < 0.9 else None
-        answer: object = ev.ProgressRead(command.cycle, iteration)
+        answer = ev.ProgressRead(command.cycle, iteration)
         if isinstance(command, ev.ReadReached):
             answer = ev.ReachedRead(command.cycle, saved if self.world.training.prints else -1)
         self.world.clock.after(self.world.rng.uniform(0.0, 2.0), self.step, answer)
 
-    def die(self, why: str, silently: bool = False) -> None:
+    def die(self, why, silently=False):
         """Its process is gone, and so are its ends of the streams; with its whole machine, nobody is told."""
         self.alive = False
         for stream in self.accepted:
@@ -150,50 +144,50 @@ class SimAgent(Process):
 
     core: Agent
 
-    def __init__(self, world: World, host: Host, life: int, settings: AgentSettings) -> None:
+    def __init__(self, world, host, life, settings):
         self.host = host
-        self.workers: list[Worker] = []
+        self.workers = []
         self.stubborn = False
-        self.stream: Connection | None = None
-        self.exit: ag.Exit | None = None
+        self.stream = None
+        self.exit = None
         self.unprepared = True  # nobody has looked at the node since it ran workers
         self.told_sick = False
-        self.coordinator: SimCoordinator | None = None
-        self.visitors: dict[str, tuple[SimAgent, int]] = {}
+        self.coordinator = None
+        self.visitors = {}
         self.lease_until = 0.0 if world.elects else float("inf")
         self._attempt = 0
-        self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
+        self._renewed_by = None  # has said that it leads, on the present stream
         addr, domain = f"10.0.0.{host.infra_rank}", world.settings.domain_of(host.infra_rank)
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, addr, host.nproc, (), life, domain)
         super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
         self.elect = SimElection(world, self)
 
-    def start(self) -> None:
+    def start(self):
         self._prepare()
         self.elect.step(el.Begin())
         self._beat()
 
     @property
-    def done(self) -> bool:
+    def done(self):
         """Whether all workers of its last cycle ended well."""
         return bool(self.workers) and all(worker.done for worker in self.workers)
 
     @property
-    def connected(self) -> bool:
+    def connected(self):
         return self.stream is not None and self.stream.open_at_agent
 
-    def living(self) -> list[Worker]:
+    def living(self):
         return [worker for worker in self.workers if worker.alive]
 
     # --- the way to the coordinator -------------------------------------------------------------------------
 
-    def seek(self, peer: Peer, term: int) -> None:
+    def seek(self, peer, term):
         """Leave the present stream and register with another node."""
         self._leave("another candidate is sought")
         host = self.world.hosts[int(peer.key)]
         self.world.clock.after(self.world.rng.uniform(0.0005, 0.004), self._arrive, host, term, self._attempt)
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why):
         self._attempt += 1
         stream, self.stream, self._renewed_by = self.stream, None, None
         if stream is not None:
@@ -201,7 +195,7 @@ class SimAgent(Process):
                 stream.close_at_agent(why)
             self.step(ag.Disconnected(why))
 
-    def _arrive(self, host: Host, term: int, attempt: int) -> None:
+    def _arrive(self, host, term, attempt):
         now = self.world.clock.now
         if not self.alive or attempt != self._attempt:
             return
@@ -214,23 +208,23 @@ class SimAgent(Process):
             host.agent.visitors[node_id] = self, attempt
             host.agent.elect.step(el.Visited(node_id, term))
 
-    def _failed(self, how: el.StreamEnd, attempt: int) -> None:
+    def _failed(self, how, attempt):
         if self.alive and attempt == self._attempt:
             self.elect.step(el.StreamEnded(how))
 
-    def answer(self, command: el.AnswerVisitor) -> None:
+    def answer(self, command):
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
             self.world.clock.after(0.0005, visitor.accepted, self.coordinator, attempt)
         else:
             self.world.clock.after(0.0005, visitor.sent_on, command.elsewhere, attempt)
 
-    def sent_on(self, elsewhere: Elsewhere, attempt: int) -> None:
+    def sent_on(self, elsewhere, attempt):
         """The node that was sought knows better."""
         if self.alive and attempt == self._attempt:
             self.elect.step(elsewhere)
 
-    def accepted(self, coordinator: SimCoordinator | None, attempt: int) -> None:
+    def accepted(self, coordinator, attempt):
         """A coordinator, or a candidate, takes the registration."""
         if not self.alive or attempt != self._attempt:
             return
@@ -244,7 +238,7 @@ class SimAgent(Process):
             self.stream.fall_silent(heals)
         self.step(ag.Connected())
 
-    def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
+    def disconnected(self, stream, why, silent):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, False)
         elif stream is self.stream and self.alive:
@@ -252,7 +246,7 @@ class SimAgent(Process):
             self.step(ag.Disconnected(why))
             self.elect.step(el.StreamEnded(el.StreamEnd.SILENT if silent else el.StreamEnd.CLOSED))
 
-    def receive(self, stream: Connection, message: Any) -> None:
+    def receive(self, stream, message):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
             return
@@ -274,7 +268,7 @@ class SimAgent(Process):
 
     # --- this node as the coordinator -----------------------------------------------------------------------
 
-    def stand(self, command: el.Stand) -> None:
+    def stand(self, command):
         """Start a coordinator here and register with it."""
         before = self.elect.core.leader
         self._leave("this node stands for coordinator")
@@ -283,24 +277,24 @@ class SimAgent(Process):
             self.elect.step(el.Elected())
         self.accepted(self.coordinator, self._attempt)
 
-    def retire(self) -> None:
+    def retire(self):
         coordinator, self.coordinator = self.coordinator, None
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
-    def ask_who_leads(self, peer: Peer) -> None:
+    def ask_who_leads(self, peer):
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
             self.world.clock.after(0.003, self._told, self.coordinator, peer, host.agent.elect.core.where())
 
-    def _told(self, coordinator: SimCoordinator | None, peer: Peer, where: Elsewhere) -> None:
+    def _told(self, coordinator, peer, where):
         if coordinator is self.coordinator:
             self.elect.step(el.Answered(peer, where))
 
     # --- the lease ------------------------------------------------------------------------------------------
 
-    def _renew(self) -> None:
+    def _renew(self):
         leader = self._renewed_by
         if leader is None or self.stream is None or not (self.stream.local or self.stream.healthy):
             return
@@ -308,7 +302,7 @@ class SimAgent(Process):
             own = leader.valid_until if self.stream.local else self.world.clock.now + LEASE_S
             self.lease_until = own
 
-    def _beat(self) -> None:
+    def _beat(self):
         """Renew the lease; where that fails for too long, the monitors kill the workers, also of a stopped agent."""
         if not self.alive:
             return
@@ -323,7 +317,7 @@ class SimAgent(Process):
                 worker.signal(SIGKILL)
         self.world.clock.after(_BEAT_S, self._beat)
 
-    def do(self, command: Any) -> None:
+    def do(self, command):
         if isinstance(command, ag.Send):
             self._send(command.message)
         elif isinstance(command, ag.StartWorkers):
@@ -350,7 +344,7 @@ class SimAgent(Process):
         else:
             assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks, ag.EndHeld)), command
 
-    def _start_nothing(self) -> None:
+    def _start_nothing(self):
         """The program went on after a stop: its lease is over."""
         for local_rank in range(self.host.nproc):
             rank = self.core.plan.rank_offset + local_rank if self.core.plan is not None else -1
@@ -358,16 +352,16 @@ class SimAgent(Process):
             fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, rank, local_rank, message=why)
             self.step(ag.WorkerExited(local_rank, fault))
 
-    def _prepare(self) -> None:
+    def _prepare(self):
         """Checks take their time; what they find is how the host is then."""
         world = self.world
         longest_s = 5.0 if world.rng.random() < 0.1 else 0.05
         world.clock.after(world.rng.uniform(0.0, longest_s), self._prepared)
 
-    def _prepared(self) -> None:
+    def _prepared(self):
         self.step(ag.Prepared(self.host.sick))
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message):
         """Without a stream it is dropped: the next Register tells what matters."""
         if self.stream is None or not self.stream.open_at_agent:
             return
@@ -378,15 +372,15 @@ class SimAgent(Process):
             message = elect.signed(replace(message, number=self._attempt), self.world.clock.now)
         self.stream.up(message)
 
-    def slurm_signals_workers(self, signum: int) -> None:
+    def slurm_signals_workers(self, signum):
         """They get it past the agent."""
         for worker in self.living():
             worker.signal(signum)
 
-    def crash(self, in_flight: bool) -> None:
+    def crash(self, in_flight):
         self._end("connection reset", in_flight)
 
-    def vanish(self) -> None:
+    def vanish(self):
         self.host.off = True
         stream, coordinator = self.stream, self.coordinator
         self._die()
@@ -396,7 +390,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("", silently=True)
 
-    def _end(self, why: str, in_flight: bool) -> None:
+    def _end(self, why, in_flight):
         stream, coordinator = self.stream, self.coordinator
         self._die()
         if coordinator is not None:
@@ -409,7 +403,7 @@ class SimAgent(Process):
             stream.open_at_agent = False
             self.world.clock.after(0.001, stream.break_at_coordinator, why)
 
-    def _die(self) -> None:
+    def _die(self):
         self.alive = self.elect.alive = False
         self.stream = None
         for worker in self.living():

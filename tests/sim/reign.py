@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.types import Activity, CheckNode, Node, Plan, Ready, Register, Stop
+from nvrx_slurm.types import Activity, CheckNode, Node, Ready, Stop
 
 
 @dataclass
@@ -24,7 +22,7 @@ class Reign:
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
     before: dict[int, str] = field(default_factory=dict)  # the same of the plan before
 
-    def hear(self, event: Any) -> None:
+    def hear(self, event):
         if isinstance(event, ev.Joined):
             message = event.message
             self.forget(message.node.node_id)
@@ -41,18 +39,18 @@ class Reign:
         elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
             self._hear_ready(event.node_id, message)
 
-    def tell(self, commands: Sequence[Any]) -> None:
+    def tell(self, commands):
         """Nodes that are told to stop or to check are busy until they have answered."""
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 self.busy.setdefault(command.node_id, command.message.cycle)
 
-    def _hear_ready(self, node_id: str, message: Ready) -> None:
+    def _hear_ready(self, node_id, message):
         first = message.term == 0  # it has run nothing yet: no answer to a check
         if (-1 if first else message.cycle) >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
-    def _hear_active(self, message: Register, plan: Plan) -> None:
+    def _hear_active(self, message, plan):
         node_id = message.node.node_id
         if message.doing is not Activity.IDLE:
             self.busy[node_id] = plan.cycle
@@ -60,10 +58,10 @@ class Reign:
         if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
             self.active[plan.group_rank] = node_id
 
-    def forget(self, node_id: str) -> None:
+    def forget(self, node_id):
         self.connected.pop(node_id, None)
         self.busy.pop(node_id, None)
 
-    def can_run(self, node_id: str) -> bool:
+    def can_run(self, node_id):
         """Whether it is here and has no workers."""
         return node_id in self.connected and node_id not in self.busy

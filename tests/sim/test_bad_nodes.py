@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from nvrx_slurm.core.attribution.evidence import examine
@@ -13,10 +10,8 @@ from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import RankFault
 
-from .process import Process
-from .training import Training, Worker
+from .training import Training
 from .world import World, WorldSettings
 
 pytestmark = pytest.mark.fast
@@ -27,7 +22,7 @@ class BadTraining(Training):
 
     world: BadWorld
 
-    def up(self, worker: Worker) -> None:
+    def up(self, worker):
         super().up(worker)
         world, rng = self.world, self._rng
         if worker.agent.host.infra_rank in world.bad:
@@ -35,7 +30,7 @@ class BadTraining(Training):
         if worker.rank == world.shard:
             self._clock.after(world.after_s, self._end, worker, 77)
 
-    def _end(self, worker: Worker, code: int) -> None:
+    def _end(self, worker, code):
         if worker.alive:
             self.world.happens("bad", f"{worker.name} ends")
             self.die_with(worker)
@@ -47,7 +42,7 @@ class _World(World):
 
     struck = first = frozenset[int]()
 
-    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
+    def stepped(self, process, event, commands):
         super().stepped(process, event, commands)
         self.struck |= {int(one.host[1:]) for one in commands if isinstance(one, ev.Strike)}
         self.first = self.first or frozenset(places(self) if self.coordinator is not None else ())
@@ -56,12 +51,12 @@ class _World(World):
 class BadWorld(_World):
     """A job with two spares. Node or shard is bad, or both; with `shard` there is at most one bad node."""
 
-    def __init__(self, seed: int, shard: bool) -> None:
+    def __init__(self, seed, shard):
         self._has_shard = shard
         active = (2, 3, 8)[seed % 3]
         super().__init__(WorldSettings(active + 2, active, 8, seed, work_s=8.0, faults=0, twice=0.0))
 
-    def make_training(self) -> Training:
+    def make_training(self):
         s, rng = self.settings, self.rng
         bad = rng.choice((0, 1) if self._has_shard else (1, 2))
         self.bad, self.after_s = set(rng.sample(range(s.nodes), bad)), rng.uniform(0.0, 3.9)
@@ -74,12 +69,12 @@ class BadWorld(_World):
 class PairWorld(_World):
     """Two nodes fail alike within a moment of each other, or two ranks do wherever they are. One or two spares."""
 
-    def __init__(self, seed: int, ranks: bool) -> None:
+    def __init__(self, seed, ranks):
         self._of_ranks = ranks
         active, spares = (4, 5, 8)[seed % 3], 1 + seed // 3 % 2
         super().__init__(WorldSettings(active + spares, active, 8, seed, work_s=8.0, faults=0, twice=0.0))
 
-    def make_training(self) -> Training:
+    def make_training(self):
         s, rng = self.settings, self.rng
         self.bad = () if self._of_ranks else tuple(rng.sample(range(s.min_nodes), 2))
         hit = rng.sample(range(s.min_nodes), 2)
@@ -96,22 +91,22 @@ class PairTraining(Training):
     world: PairWorld
     prints = False
 
-    def up(self, worker: Worker) -> None:
+    def up(self, worker):
         super().up(worker)
         world = self.world
         if worker.agent.host.infra_rank in world.bad or worker.rank in world.ranks:
             self._clock.after(world.after_s + self._rng.uniform(0.0, 0.5), self._end, worker)
 
-    def examined(self, fault: RankFault) -> RankFault:
+    def examined(self, fault):
         return replace(fault, finding=examine(fault, b"", signatures=SIGNATURES))
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker):
         if worker.alive:
             self.world.happens("bad", f"{worker.name} ends")
             worker.die(-7, "SIGBUS")
 
 
-def places(world: World) -> set[int]:
+def places(world):
     """The nodes that are active in the last plan."""
     held = world.coordinators[-1].core.job.assignment.places.values()
     return {int(node_id[1:].partition(".")[0]) for node_id in held}
@@ -119,7 +114,7 @@ def places(world: World) -> set[int]:
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 300), marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("ranks", [False, True])
-def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(seeds: range, ranks: bool) -> None:
+def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(seeds, ranks):
     for seed in seeds:
         world = PairWorld(seed, ranks)
         code, core = world.run().code, world.coordinators[-1].core
@@ -134,7 +129,7 @@ def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("shard", [False, True])
-def test_bad_nodes_lose_their_places_and_no_others(seeds: range, shard: bool):
+def test_bad_nodes_lose_their_places_and_no_others(seeds, shard):
     for seed in seeds:
         world = BadWorld(seed, shard)
         code, core = world.run().code, world.coordinators[-1].core

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from replay_world import Latencies, ReplayWorld
 
@@ -29,10 +27,9 @@ class _World(ReplayWorld):
 
     won: tuple[int, ...] = ()
 
-    def silence(self) -> None:
+    def silence(self):
         """The node of the coordinator. An agent notices when no beat has been answered for a while, the next candidate
         last of all."""
-        assert self.coordinator is not None
         lost = self.coordinator.agent
         streams = [agent.stream for agent in self.living_agents() if agent is not lost and agent.stream is not None]
         lost.vanish()
@@ -41,12 +38,12 @@ class _World(ReplayWorld):
             notices_s = self.rng.uniform(earliest, MEMBER_SHARE) * LEASE_S
             self.clock.after(notices_s, stream.break_at_agent, "silent", True)
 
-    def stepped(self, one: Any, event: Any, commands: Any) -> None:
+    def stepped(self, one, event, commands):
         self.won += tuple(one.core.job.term for command in commands if isinstance(command, ev.Won))
 
 
 @pytest.mark.parametrize("nodes", [1024, *(pytest.param(n, marks=pytest.mark.matrix) for n in (4096, 16384))])
-def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch):
+def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes, monkeypatch):
     """All votes take as long as 16,384 with 0.15 ms each. Within 15 s all nodes have a new coordinator."""
     for module in (network, process, processes, world):
         for name in TIMES.keys() & vars(module).keys():
@@ -57,5 +54,5 @@ def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeyp
     while job.clock.now < FALLS_SILENT_S + 15.0:
         job.clock.step()
     assert job.won[0] == 1 and len(job.won) == 2 and job.won[1] <= 4, job.won
-    assert job.coordinator is not None and len(job.coordinator.core.roster.members) == nodes - 1
+    assert len(job.coordinator.core.roster.members) == nodes - 1
     assert not job.coordinator.core.job.fresh  # it has decided about the cycle that ran

@@ -1,7 +1,5 @@
 """Llama 3's interruptions in a small replay, with every rule of `invariants.py` checked at each step."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -3,10 +3,7 @@
 A failure names its seed; `scripts/dev/simulate --nodes N --seed S` tells its story.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 
@@ -17,24 +14,24 @@ from nvrx_slurm.types import RestartPolicy
 from tests.core.samples import agent_settings
 
 from .faults import KINDS
-from .world import Outcome, World, WorldSettings, random_settings
+from .world import World, WorldSettings, random_settings
 
 pytestmark = pytest.mark.fast
 
 
-def run(settings: Iterable[WorldSettings]) -> list[Outcome]:
+def run(settings):
     return [World(s).run() for s in settings]
 
 
 @pytest.fixture(scope="module")
-def many() -> list[Outcome]:
+def many():
     """80 seeds x 80 nodes; building it is the test, invariants and all."""
     return run(random_settings(seed, nodes=80) for seed in range(80))
 
 
 @pytest.mark.matrix
 @pytest.mark.xdist_group("many seeds")  # made once
-def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]):
+def test_80_seeds_with_80_nodes_come_to_the_right_end(many):
     codes = Counter(outcome.code for outcome in many)
     assert codes[ExitCode.OK] > 20, codes
     for code in (ExitCode.FAILED, ExitCode.TOO_FEW_NODES, ExitCode.NO_RESTART, 143):
@@ -43,7 +40,7 @@ def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]):
 
 @pytest.mark.matrix
 @pytest.mark.xdist_group("many seeds")
-def test_every_kind_of_fault_fires_in_them(many: list[Outcome]):
+def test_every_kind_of_fault_fires_in_them(many):
     fired = sum((outcome.fired for outcome in many), Counter())
     assert not {*KINDS, "duplicate"} - fired.keys()
 
@@ -54,7 +51,7 @@ MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in ra
 
 
 @pytest.mark.parametrize("seeds", [range(60), ONCE_BROKEN, *MORE], ids=str)
-def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]):
+def test_small_clusters_meet_what_large_ones_meet_rarely(seeds):
     """With few nodes most faults hit somebody who matters: this is where most defects were found."""
     run(random_settings(seed, nodes=1 + seed % 8) for seed in seeds)
 
@@ -65,7 +62,7 @@ def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]):
     pytest.param(RestartPolicy.ANY_FAILED, range(4, 20), marks=pytest.mark.matrix),
     pytest.param(RestartPolicy.MIN_HEALTHY, range(20), marks=pytest.mark.matrix),
 ])  # fmt: skip
-def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy, seeds: range):
+def test_one_kind_of_fault_again_and_again(kind, policy, seeds):
     agent = agent_settings(in_step=True, policy=policy)
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in seeds)
 
@@ -136,7 +133,7 @@ def test_a_node_without_workers_that_coordinated_costs_no_cycle():
 
 
 @pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 100), marks=pytest.mark.matrix)])
-def test_logs_of_simulated_jobs_replay_identically(seeds: range):
+def test_logs_of_simulated_jobs_replay_identically(seeds):
     steps = 0
     for nodes, seed in (*((1 + seed % 8, seed) for seed in seeds), (80, 11)):
         world = World(replace(random_settings(seed, nodes), record=True))

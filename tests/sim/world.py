@@ -10,21 +10,18 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.core.election.events import Stand
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
+from nvrx_slurm.types import FaultKind, KindCount, RestartPolicy
 from tests.core.samples import agent_settings, coordinator_settings, restart_limits
 
 from . import faults
 from .clock import Clock
 from .invariants import Invariants
 from .network import COORDINATOR_KEEPALIVE_S, Host, Split
-from .process import Process
 from .processes import SimAgent, SimCoordinator
 from .training import Training
 
@@ -58,17 +55,17 @@ class WorldSettings:
 
     segment: int | None = None  # nodes of one domain that get group ranks together
 
-    def domain_of(self, infra_rank: int) -> str:
+    def domain_of(self, infra_rank):
         """The domains have two segments and a node more."""
         return f"domain {infra_rank // (2 * self.segment + 1)}" if self.segment else ""
 
     @property
-    def min_healthy(self) -> bool:
+    def min_healthy(self):
         """Whether faults are the in-process wrapper's business first."""
         return self.agent.policy is RestartPolicy.MIN_HEALTHY
 
 
-def random_settings(seed: int, nodes: int) -> WorldSettings:
+def random_settings(seed, nodes):
     """A job of `nodes` nodes whose shape, budget and number of faults follow from the seed."""
     rng = random.Random(seed)
     settings = _random_settings(rng, seed, nodes)
@@ -80,7 +77,7 @@ def random_settings(seed: int, nodes: int) -> WorldSettings:
     return replace(settings, segment=segment, min_nodes=least, agent=agent)
 
 
-def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings:
+def _random_settings(rng, seed, nodes):
     spares = rng.choice((0, 2, 4, 8)) if nodes > 20 else rng.randrange(nodes)
     return WorldSettings(
         nodes=nodes,
@@ -99,7 +96,7 @@ def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings
     )
 
 
-def _agent(rng: random.Random) -> AgentSettings:
+def _agent(rng):
     in_step, policy = rng.random() < 0.5, rng.choice(POLICIES)
     hang_collect_s = 1.5 if policy is RestartPolicy.ANY_FAILED else 0.0
     return agent_settings(in_step=in_step, policy=policy, hang_collect_s=hang_collect_s)
@@ -122,49 +119,49 @@ class World:
     agent_class, coordinator_class, judge_class = SimAgent, SimCoordinator, Invariants
     validates = True  # each core after each step
 
-    def __init__(self, settings: WorldSettings, story: Any = None) -> None:
+    def __init__(self, settings, story=None):
         """`story` is told what happens (scripts/lib/sim_story.py)."""
         self.settings = settings
         self.clock = Clock()
         self.rng = random.Random(settings.seed)
         self.ports = itertools.cycle(range(20000, 60000))
-        self.fired: Counter[str] = Counter()
+        self.fired = Counter()
         self.training = self.make_training()
         self.story = story
         self.split = Split()
         self.invariants = self.judge_class(self)
         self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
-        self.agents: list[SimAgent] = []
-        self.coordinators: list[SimCoordinator] = []
+        self.agents = []
+        self.coordinators = []
         self._left = 0
         self._lives = itertools.count()
         self._busy_until = 0.0  # faults (and what heals) may still come before that
         self._boot()
 
     @property
-    def coordinator(self) -> SimCoordinator | None:
+    def coordinator(self):
         return next((c for c in reversed(self.coordinators) if c.leads), None)
 
     @property
-    def elects(self) -> bool:
+    def elects(self):
         """A job of one node has one coordinator."""
         return self.settings.nodes > 1
 
     @property
-    def over(self) -> bool:
+    def over(self):
         return self._left == len(self.agents) and not any(c.alive for c in self.coordinators)
 
-    def living_agents(self) -> list[SimAgent]:
+    def living_agents(self):
         """Agents that run, in the order of their births."""
         return [agent for agent in self.agents if agent.alive]
 
-    def make_training(self) -> Training:
+    def make_training(self):
         s = self.settings
         return Training(self.clock, self.rng, s.work_s, s.checkpoint_s, s.min_healthy)
 
     # --- births ----------------------------------------------------------------------------------------
 
-    def _boot(self) -> None:
+    def _boot(self):
         for host in self.hosts:
             if host.infra_rank in self.settings.absent:
                 continue
@@ -177,11 +174,11 @@ class World:
             self.clock.at(at, faults.strike, self)
             self.busy_until(at)
 
-    def busy_until(self, when: float) -> None:
+    def busy_until(self, when):
         """The world is not quiet before `when`."""
         self._busy_until = max(self._busy_until, when)
 
-    def start_agent(self, host: Host) -> None:
+    def start_agent(self, host):
         """A new agent on a host that has none (unless the job is over)."""
         if (host.agent is None or not host.agent.alive) and not (self.agents and self.over):
             host.off = False
@@ -190,14 +187,14 @@ class World:
             self.agents.append(host.agent)
             host.agent.start()
 
-    def start_later(self, host: Host, soonest_s: float, latest_s: float) -> float:
+    def start_later(self, host, soonest_s, latest_s):
         """The same after a while; returns after how many seconds."""
         delay_s = self.rng.uniform(soonest_s, latest_s)
         self.clock.after(delay_s, self.start_agent, host)
         self.busy_until(self.clock.now + delay_s)
         return delay_s
 
-    def new_coordinator(self, agent: SimAgent, stand: Stand, before: Peer | None) -> SimCoordinator:
+    def new_coordinator(self, agent, stand, before):
         """A node stands for coordinator."""
         s = self.settings
         names = tuple(host.name for host in self.hosts)
@@ -227,14 +224,14 @@ class World:
         self.coordinators.append(self.coordinator_class(self, settings, agent))
         return self.coordinators[-1]
 
-    def left(self, agent: SimAgent) -> None:
+    def left(self, agent):
         """An agent's life has ended."""
         self._left += 1
         self.invariants.left(agent)
 
     # --- watching --------------------------------------------------------------------------------------
 
-    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
+    def stepped(self, process, event, commands):
         if isinstance(process, SimAgent):
             self.invariants.agent_stepped(process, event, commands)
         elif isinstance(process, SimCoordinator):
@@ -242,14 +239,14 @@ class World:
         if self.story is not None:
             self.story.stepped(self.clock.now, process, commands)
 
-    def happens(self, kind: str, sentence: str) -> None:
+    def happens(self, kind, sentence):
         self.fired[kind] += 1
         if self.story is not None:
             self.story.tell_at_mark(self.clock.now, "FAULT", sentence)
 
     # --- running ---------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self):
         """Until nobody is left. Raises Violation when an invariant breaks, or when they never leave."""
         started = False
         while not (started and self.over) and not self.invariants.forgotten:

@@ -1,7 +1,5 @@
 """Waiting on an event loop with a bound: a cancellation is never lost."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -15,11 +13,11 @@ LONG_S = 60.0
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancellation_counts_also_where_the_result_has_just_come(turns: int):
-    async def story() -> None:
+def test_a_cancellation_counts_also_where_the_result_has_just_come(turns):
+    async def story():
         event = asyncio.Event()
         waits = asyncio.ensure_future(wait_for(event.wait(), LONG_S))
-        while not event._waiters:  # type: ignore[attr-defined]
+        while not event._waiters:
             await asyncio.sleep(0)
         event.set()
         for _ in range(turns):
@@ -32,10 +30,10 @@ def test_a_cancellation_counts_also_where_the_result_has_just_come(turns: int):
 
 
 def test_what_is_awaited_too_long_has_ended_when_that_is_told():
-    async def story() -> None:
-        ends, never = list[str](), asyncio.Event()
+    async def story():
+        ends, never = [], asyncio.Event()
 
-        async def work(result: str) -> str:
+        async def work(result):
             try:
                 await never.wait()
             except asyncio.CancelledError:

@@ -1,13 +1,10 @@
 """The engine for bounded work in child processes, with commands and functions that misbehave in each way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ ENV = {"PATH": "/usr/bin:/bin"}
 FOREVER = "while :; do sleep 60; done"
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     """Whether `pid` runs; zombies do not."""
     try:
         return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
@@ -30,7 +27,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def ends(pid: int) -> bool:
+def ends(pid):
     until_s = time.monotonic() + BOUND_S
     while alive(pid) and time.monotonic() < until_s:
         os.sched_yield()
@@ -39,7 +36,7 @@ def ends(pid: int) -> bool:
 
 @pytest.mark.parametrize("dies", [True, False])
 @pytest.mark.parametrize(
-    ("script", "options", "expected"),
+    "script, options, expected",
     [
         ("echo out; echo err >&2; exit 3", {}, Ended(3, b"out\n", b"err\n")),
         ("kill -9 $$", {}, Ended(-9, b"", b"")),
@@ -50,7 +47,7 @@ def ends(pid: int) -> bool:
         ("sleep 60 & echo done", {}, Ended(0, b"done\n", b"")),
     ],
 )
-def test_how_a_command_ends(script: str, dies: bool, options: dict[str, Any], expected: Ended):
+def test_how_a_command_ends(script, dies, options, expected):
     assert bounded_process.run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
 
 
@@ -74,7 +71,7 @@ def test_no_descriptor_is_left():
     assert os.listdir("/proc/self/fd") == before
 
 
-def forever(pipe: int) -> None:
+def forever(pipe):
     os.write(pipe, b"begun")
     threading.Event().wait()
 

@@ -1,13 +1,9 @@
 """Checkpoints made by torch, DCP and by hand are complete; torn in each way that we know, they are recognised."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,22 +19,22 @@ from nvrx_slurm.system.checkpoints import sample, survey
 pytestmark = [pytest.mark.fast, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
-def tensors(seed: int) -> dict[str, object]:
+def tensors(seed):
     return {"model": {"w": torch.full((200, 100), float(seed)), "b": torch.ones(7)}, "step": seed}
 
 
-def dcp_save(place: Path, seed: int) -> None:
+def dcp_save(place, seed):
     dcp.save(tensors(seed), checkpoint_id=place, no_dist=True)
 
 
-def safetensors(path: Path, seed: int) -> None:
+def safetensors(path, seed):
     """As the format says: length of the header, header, tensors."""
     data = bytes([seed]) * 6000
     header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "U8", "shape": [6000], "data_offsets": [0, 6000]}})
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data)
 
 
-def save(kind: str, root: Path, n: int) -> Path:
+def save(kind, root, n):
     """A checkpoint of that format, of iteration `n`."""
     if kind == "dcp":
         dcp_save(root / f"step-{n}", n)
@@ -72,27 +68,27 @@ def save(kind: str, root: Path, n: int) -> Path:
     return place
 
 
-def cut(path: Path, part: float = 0.5) -> None:
+def cut(path, part=0.5):
     os.truncate(path, int(path.stat().st_size * part))
 
 
-def zeros(path: Path) -> None:
+def zeros(path):
     """A file that was allocated, and whose first part never came."""
     with path.open("r+b") as file:
         file.write(bytes(1000))
 
 
-def later_save_died(place: Path) -> None:
+def later_save_died(place):
     """A save into the same directory writes shards first; the old .metadata stays until its end."""
     shard = place / "__0_0.distcp"
     os.utime(shard, (time.time() + 60, time.time() + 60))
 
 
-def tracker(place: Path, text: str) -> None:
+def tracker(place, text):
     (place.parent / "latest_checkpointed_iteration.txt").write_text(text)
 
 
-TORN: dict[str, tuple[str, Callable[[Path], object], str]] = {
+TORN = {
     "empty": ("plain", lambda p: cut(p, 0), "empty"),
     "cut zip": ("lightning", cut, "cut off"),
     "cut in its directory": ("plain", lambda p: os.truncate(p, p.stat().st_size - 30), "cut off"),
@@ -119,14 +115,14 @@ TORN: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", ["dcp", "lightning", "plain", "megatron", "legacy", "ranks", "hf"])
-def test_what_was_saved_well_is_complete(tmp_path, kind: str):
+def test_what_was_saved_well_is_complete(tmp_path, kind):
     for n in (100, 200, 300):
         save(kind, tmp_path, n)
     assert [(one.iteration, one.why) for one in survey(os.fspath(tmp_path))] == [(300, ""), (200, ""), (100, "")]
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path, torn: str):
+def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path, torn):
     kind, tear, why = TORN[torn]
     for n in (99, 100, 200):
         last = save(kind, tmp_path, n)
@@ -137,7 +133,7 @@ def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["dcp", "lightning", "plain"])
-def test_the_same_bytes_again_have_the_same_sample(tmp_path, kind: str):
+def test_the_same_bytes_again_have_the_same_sample(tmp_path, kind):
     for n, seed in ((100, 1), (200, 1), (300, 2)):
         path = save(kind, tmp_path, n)
         if kind == "dcp":

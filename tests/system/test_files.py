@@ -1,7 +1,5 @@
 """Locks, atomic writes, bounded calls, and the agent's private directory, which is swept after its owner was killed."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import fcntl
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,16 +34,15 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def base(monkeypatch) -> Iterator[Path]:
+def base(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="nvrx-fs-") as short:  # pytest's own are too long for a socket
         monkeypatch.setenv("TMPDIR", short)
         monkeypatch.setattr("tempfile.tempdir", None)
         yield Path(short)
 
 
-def start_owner() -> tuple[subprocess.Popen[str], Path]:
+def start_owner():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     return owner, Path(owner.stdout.readline().strip())
 
 
@@ -59,7 +55,7 @@ def test_a_device_is_not_replaced(tmp_path):
     assert (tmp_path / "null").is_char_device() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path):
+def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base):
     living, kept = start_owner()
     killed, left = start_owner()
     try:
@@ -75,7 +71,7 @@ def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path)
         living.communicate("", timeout=10)
 
 
-def test_what_others_could_have_put_there_is_left_alone(base: Path):
+def test_what_others_could_have_put_there_is_left_alone(base):
     (base / "nvrx-agent-file").write_text("not a directory")
     (base / "nvrx-agent-open").mkdir(mode=0o777)
     (base / "nvrx-agent-open").chmod(0o777)
@@ -91,7 +87,7 @@ def test_what_others_could_have_put_there_is_left_alone(base: Path):
     assert len(list(base.rglob("weights.pt"))) == 3
 
 
-def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch):
+def test_a_tmpdir_too_long_for_a_socket_is_not_used(base, monkeypatch):
     long = base / ("x" * 80)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
@@ -106,11 +102,11 @@ def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch):
         PrivateDir()
 
 
-def test_a_file_system_without_flock_is_passed_over(base: Path, monkeypatch):
+def test_a_file_system_without_flock_is_passed_over(base, monkeypatch):
     """As on Lustre that is mounted without -o flock: $TMPDIR there is not usable, /dev/shm is."""
     refused = []
 
-    def no_flock(path: Path) -> int:
+    def no_flock(path):
         if path.is_relative_to(base):
             refused.append(path)
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
@@ -126,7 +122,7 @@ def test_a_file_system_without_flock_is_passed_over(base: Path, monkeypatch):
         PrivateDir()
 
 
-def test_a_lock_excludes_others_until_it_is_released(base: Path):
+def test_a_lock_excludes_others_until_it_is_released(base):
     path = base / "lock"
     with file_lock(path, 0.0):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -140,7 +136,7 @@ def test_a_lock_excludes_others_until_it_is_released(base: Path):
         pytest.fail("a lock without a file")
 
 
-def test_a_file_is_replaced_as_a_whole(base: Path):
+def test_a_file_is_replaced_as_a_whole(base):
     path = base / "file"
     write_atomic(path, b"old", mode=0o600)
     with path.open("rb") as reader:
@@ -155,7 +151,7 @@ def test_a_file_is_replaced_as_a_whole(base: Path):
 def test_a_call_that_does_not_return_is_abandoned():
     release = threading.Event()
 
-    async def three() -> list[object]:
+    async def three():
         slow = asyncio.ensure_future(bounded.call_async(release.wait, 0.05, "slow"))
         quick = await bounded.call_async(lambda: 7, 10.0, "quick")
         with pytest.raises(KeyError):

@@ -1,19 +1,16 @@
 """How much memory the job may use, read from trees of files as the kernel shows them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from nvrx_slurm.system.memory import free_bytes
 
+pytestmark = pytest.mark.fast
 GB = 1 << 30
 GROUP = "job_7/step_0"
 V1, V2 = {"proc/self/cgroup": f"4:memory:/{GROUP}\n1:cpu:/\n"}, {"proc/self/cgroup": f"0::/{GROUP}\n"}
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
+def tree(root, files):
     for name, text in {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable:   {8 * GB // 1024} kB\n", **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +19,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "free", "of"),
+    "files, free, of",
     [
         ({}, 8 * GB, "machine"),
         ({**V2, f"sys/fs/cgroup/{GROUP}/memory.max": "max\n"}, 8 * GB, "machine"),
@@ -58,10 +55,10 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ({"proc/self/cgroup": "0::/../..\n"}, 8 * GB, "machine"),
     ],
 )
-def test_the_nearest_limit_counts(tmp_path: Path, files: dict[str, str], free: int, of: str) -> None:
+def test_the_nearest_limit_counts(tmp_path, files, free, of):
     found, told = free_bytes(tree(tmp_path, files))
     assert found == free and of in told
 
 
-def test_of_this_machine() -> None:
+def test_of_this_machine():
     assert free_bytes()[0] > 0

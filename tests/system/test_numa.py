@@ -1,12 +1,9 @@
 """NUMA binding by number and by each worker's GPU: on recorded nodes, and of real workers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,19 +19,18 @@ pytestmark = pytest.mark.process
 ALL = numa.Allowed(frozenset(range(64)), None)
 GPUS = {f"GPU {i} (GPU-{i})": f"0000:{0x10 + i:02x}:00.0" for i in range(4)}
 NEEDS_NUMACTL = pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def put(root: Path, file: str, text: str) -> None:
+def put(root, file, text):
     (root / file).parent.mkdir(parents=True, exist_ok=True)
     (root / file).write_text(text)
 
 
 @pytest.fixture
-def run(tmp_path) -> Run:
+def run(tmp_path):
     """nvrx-run with two workers that show their binding; with flags and variables."""
 
-    def done(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def done(*flags, **env):
         script = tmp_path / "show.py"
         script.write_text(
             "import os, subprocess; print('rank', os.environ['RANK'], os.sched_getaffinity(0))\n"
@@ -61,14 +57,14 @@ def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path):
 
 
 @NEEDS_NUMACTL
-def test_real_workers_are_bound(run: Run):
+def test_real_workers_are_bound(run):
     done = run(NVRX_GPUS_PER_NUMA="2")
     assert done.returncode == 0 and done.stdout.count("policy: bind") == 2, done.stderr
     relaxed = run("--ft-numa-bind-strict=false", NVRX_GPUS_PER_NUMA="2")
     assert relaxed.returncode == 0 and "policy: bind" not in relaxed.stdout, relaxed.stderr
 
 
-def test_numactl_that_fails_is_one_sentence_before_anything_starts(run: Run, tmp_path):
+def test_numactl_that_fails_is_one_sentence_before_anything_starts(run, tmp_path):
     put(tmp_path, "bin/numactl", "#!/bin/sh\necho 'set_mempolicy: Operation not permitted' >&2; exit 1\n")
     (tmp_path / "bin/numactl").chmod(0o755)
     done = run("--max-restarts=3", NVRX_GPUS_PER_NUMA="2", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -78,7 +74,7 @@ def test_numactl_that_fails_is_one_sentence_before_anything_starts(run: Run, tmp
 
 
 @pytest.fixture
-def sysfs(tmp_path, monkeypatch) -> Path:
+def sysfs(tmp_path, monkeypatch):
     """4 GPUs: two on each of two NUMA nodes with 8 CPUs and 8 threads of them."""
     for index, address in enumerate(GPUS.values()):
         put(tmp_path, f"bus/pci/devices/{address}/numa_node", f"{index // 2}\n")
@@ -89,7 +85,7 @@ def sysfs(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path):
+def test_each_worker_goes_to_the_node_of_its_gpu(sysfs):
     places = numa.by_gpu(4, {}, True, sysfs, ALL)
     assert [place.prefix for place in places] == [
         *[("numactl", "--cpunodebind=0", "--membind=0")] * 2,
@@ -99,7 +95,7 @@ def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path):
     assert numa.by_gpu(1, {}, False, sysfs, ALL)[0].prefix == ("numactl", "--cpunodebind=0", "--localalloc")
 
 
-def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path):
+def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs):
     ours = numa.Allowed(frozenset({0, 1, 2, 5, 34, 99}), frozenset({0}))
     places = numa.by_gpu(4, {}, True, sysfs, ours)
     assert places[0] == (("numactl", "--physcpubind=0,1,2,5,34", "--membind=0"), places[0].text)
@@ -110,7 +106,7 @@ def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path):
 
 
 @pytest.mark.parametrize("word", ["-1\n", "zero"])
-def test_a_gpu_without_a_numa_node_is_not_bound(sysfs: Path, word: str):
+def test_a_gpu_without_a_numa_node_is_not_bound(sysfs, word):
     put(sysfs, "bus/pci/devices/0000:11:00.0/numa_node", word)
     places = numa.by_gpu(2, {}, True, sysfs, ALL)
     assert places[1] == ((), "not bound: the NUMA node of GPU 0000:11:00.0 is not known")
@@ -118,7 +114,7 @@ def test_a_gpu_without_a_numa_node_is_not_bound(sysfs: Path, word: str):
 
 
 @pytest.mark.parametrize("error", [Absent("no NVML here"), HardwareError("NVML did not answer within 10 s")])
-def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: Exception):
+def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error):
     def fail(env):
         raise error
 
@@ -127,7 +123,7 @@ def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: 
 
 
 @pytest.fixture
-def node(tmp_path, run: Run) -> Run:
+def node(tmp_path, run):
     """`run` on a recorded node with one GPU on NUMA node 0, which has a CPU of ours, and one on node 1."""
     stand_in = standin.StandIn(standin.built(tmp_path), tmp_path / "nvml")
     for number, cpulist in enumerate((f"{min(os.sched_getaffinity(0))},900", "901-902")):
@@ -137,7 +133,7 @@ def node(tmp_path, run: Run) -> Run:
     return lambda *more, **env: run(*flags, *more, **stand_in.env | env)
 
 
-def test_dry_run_shows_where_and_why_not(node: Run):
+def test_dry_run_shows_where_and_why_not(node):
     done = node("--dry-run")
     assert done.returncode == 0, done.stderr
     assert f"local rank 0: numactl --physcpubind={min(os.sched_getaffinity(0))} --" in done.stdout
@@ -149,7 +145,7 @@ def test_dry_run_shows_where_and_why_not(node: Run):
 
 
 @NEEDS_NUMACTL
-def test_real_workers_run_where_dry_run_said(node: Run):
+def test_real_workers_run_where_dry_run_said(node):
     done = node()
     assert done.returncode == 0, done.stderr
     everywhere = os.sched_getaffinity(0)
@@ -159,9 +155,9 @@ def test_real_workers_run_where_dry_run_said(node: Run):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    "name, value, said",
     [("NVRX_GPUS_PER_NUMA", "1", "exclude each other"), ("PATH", "/nowhere", "needs the numactl command")],
 )
-def test_what_cannot_be_is_one_sentence(node: Run, name: str, value: str, said: str):
+def test_what_cannot_be_is_one_sentence(node, name, value, said):
     done = node(**{name: value})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and said in done.stderr

@@ -1,10 +1,6 @@
 """What another user has prepared in a log tree is not written to."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,29 +14,29 @@ OTHER = 4242
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 
-def _give(path: Path) -> None:
+def _give(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir() if path.suffix == "" else path.touch()
     os.chown(path, OTHER, OTHER)
 
 
-def _open_to_all(path: Path) -> None:
+def _open_to_all(path):
     path.mkdir(parents=True)
     path.chmod(0o777)
 
 
-def _fifo(path: Path) -> None:
+def _fifo(path):
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
 
 
-def _link(path: Path) -> None:
+def _link(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to("../../../keys" if path.suffix else "/")
 
 
 @pytest.mark.parametrize(
-    ("prepare", "place", "why"),
+    "prepare, place, why",
     [
         *[pytest.param(_give, place, "uid 4242", marks=needs_root) for place in ("7", "7/r0", "7/r0/x.log")],
         *[(_open_to_all, place, "every user can change") for place in ("", "7", "7/r0")],
@@ -48,7 +44,7 @@ def _link(path: Path) -> None:
         (_fifo, "7/r0/x.log", "No such device"),
     ],
 )
-def test_a_prepared_place_is_refused(tmp_path, prepare: Callable[[Path], object], place: str, why: str):
+def test_a_prepared_place_is_refused(tmp_path, prepare, place, why):
     (tmp_path / "keys").write_text("mine\n")
     prepare(tmp_path / "logs" / place)
     before = {path: path.lstat() for path in tmp_path.rglob("*")}

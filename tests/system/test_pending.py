@@ -1,7 +1,5 @@
 """Whether a handler of a signal has yet to run, in another process with the same Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -52,7 +50,7 @@ VERSIONS = {path.parts[-3]: path for path in Path.home().glob(".pyenv/versions/3
 
 
 @pytest.mark.parametrize("version", ["", *(pytest.param(name, marks=pytest.mark.matrix) for name in sorted(VERSIONS))])
-def test_a_handler_is_pending_until_the_main_thread_is_back_in_python(version: str):
+def test_a_handler_is_pending_until_the_main_thread_is_back_in_python(version):
     python = VERSIONS[version] if version else sys.executable
     done = subprocess.run([python, "-c", LOOKS], stdout=subprocess.PIPE, timeout=60, check=True)
     assert json.loads(done.stdout) == ["waits", False, True, "handled", False]

@@ -1,7 +1,5 @@
 """The small edges to the kernel: ports, children that cannot outlive us, GPUs that are counted."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.fast
 WAIT_MS = 20_000
 
 
-def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
+def readable(fd, timeout_ms=WAIT_MS):
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
@@ -46,7 +44,7 @@ def test_reserved_port_can_be_listened_on_by_its_user_only():
 # --- children ---------------------------------------------------------------------------------------------------------
 
 
-def start(*argv: str, out: Path) -> processes.Child:
+def start(*argv, out):
     with out.open("wb") as file:
         return processes.start(argv, os.environ, file, subprocess.STDOUT)
 
@@ -105,7 +103,6 @@ print("started", flush=True)
 sys.stdin.read()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert parent.stdin is not None and parent.stdout is not None
     with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader:
         assert parent.stdout.readline() == b"started\n"
         parent.kill()
@@ -124,8 +121,8 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    "visible, expected",
     [("", 0), ("0", 1), ("0,1,2", 3), ("GPU-a,GPU-b", 2), ("0,-1,2", 1), ("-1", 0), (" 0 , 1 ", 2)],
 )
-def test_visible_gpus_are_counted_as_cuda_does(visible: str, expected: int):
+def test_visible_gpus_are_counted_as_cuda_does(visible, expected):
     assert gpus.count({"CUDA_VISIBLE_DEVICES": visible}) == expected

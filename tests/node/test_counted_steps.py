@@ -1,15 +1,12 @@
 """Steps of scripts that import nothing of ours: counted right, weights and graphs as without, no trace of the hook."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, Rig
+from agent_harness import WAIT_S
 from test_status_file import OFTEN, told
 
 from nvrx_slurm.core.progress import pace, progress
@@ -29,7 +26,7 @@ KINDS = (
 FEW = ("adamw", "nested", "closes_all")
 
 
-def facts(rig: Rig, way: str, kinds: tuple[str, ...], *flags: str) -> dict[str, dict[str, Any]]:
+def facts(rig, way, kinds, *flags):
     """What each kind has found."""
     out = rig.dir / way
     out.mkdir()
@@ -40,7 +37,7 @@ def facts(rig: Rig, way: str, kinds: tuple[str, ...], *flags: str) -> dict[str, 
 
 
 @pytest.mark.timeout(2 * BOUND_S)
-def test_steps_are_counted_and_nothing_else_changes(rig: Rig) -> None:
+def test_steps_are_counted_and_nothing_else_changes(rig):
     pytest.importorskip("torch")
     off = facts(rig, "off", KINDS, "--ft-step-hook=off", "--ft-preload=torch")
     assert {kind: one["words"] for kind, one in off.items()} == dict.fromkeys(KINDS)
@@ -69,12 +66,12 @@ gate("end")
 """
 
 
-def test_steps_are_in_the_status_and_in_the_account(rig: Rig) -> None:
+def test_steps_are_in_the_status_and_in_the_account(rig):
     pytest.importorskip("torch")
     rig.before = OFTEN
     one = rig.run(rig.script(TRAINS), "--nproc-per-node=2", args=("trains",))
     found = told(rig, "step 30 of this cycle")
-    assert found["progress"]["step_s"] > 0.02  # type: ignore[index]
+    assert found["progress"]["step_s"] > 0.02
     rig.open("end")
     assert one.wait(BOUND_S) == 0
     seconds = rig.result["account"]["nodes"][0]["seconds"]
@@ -83,7 +80,7 @@ def test_steps_are_in_the_status_and_in_the_account(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("told", [None, page.BEATS, page.TIMES])
-def test_what_a_script_tells_replaces_the_steps_of_its_optimizer(told: int | None) -> None:
+def test_what_a_script_tells_replaces_the_steps_of_its_optimizer(told):
     """Heartbeats, or sections "step"."""
     words = [0] * page.WORDS
     at_s = {page.STEPS_SINCE: 2, page.FIRST_STEP: 3, page.SECOND_STEP: 4, page.STEP: 9, page.FIRST_INIT: 1}
@@ -99,8 +96,8 @@ def test_what_a_script_tells_replaces_the_steps_of_its_optimizer(told: int | Non
     assert times.beats == {None: 7, page.BEATS: 3, page.TIMES: 0}[told]
 
 
-def test_no_step_for_long_is_told() -> None:
-    def told(step_s: float, still_s: float) -> list[str]:
+def test_no_step_for_long_is_told():
+    def told(step_s, still_s):
         ranks = tuple(RankPace(rank, 50, step_s, "", 0.0, still_s + 5.0 * rank) for rank in (0, 1))
         found = progress([Pace(1, 0, ranks)])
         return [one for one in pace({"progress": found, "allocation_ends": 0.0}) if "no step" in one]
@@ -110,7 +107,7 @@ def test_no_step_for_long_is_told() -> None:
     assert len(told(30.0, 301.0)) == 1
 
 
-def test_a_job_that_never_trains_is_not_productive(rig: Rig) -> None:
+def test_a_job_that_never_trains_is_not_productive(rig):
     pytest.importorskip("torch")
     rig.before = OFTEN
     one = rig.run(rig.script(TRAINS), "--nproc-per-node=2", args=("waits",))
@@ -137,7 +134,7 @@ work()
 
 @pytest.mark.parametrize("way", ["keeps", "closes"])
 @pytest.mark.parametrize("warm", ["--ft-preload=torch", "--ft-warm=off"])
-def test_stacks_of_a_rank_that_never_called_us(rig: Rig, warm: str, way: str) -> None:
+def test_stacks_of_a_rank_that_never_called_us(rig, warm, way):
     """A script that closes descriptors has no stack, and nothing is written to its files."""
     pytest.importorskip("torch")
     own = rig.dir / "own"
