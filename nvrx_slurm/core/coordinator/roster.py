@@ -36,7 +36,7 @@ class Roster:
         self.members = MemberTable()
         self.quorum = Quorum(s.electors, s.one_life)
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
-        ledger.nodes = self._job_nodes
+        ledger.ask_nodes(self._job_nodes)
 
     @property
     def nodes_left(self) -> int:
