@@ -82,7 +82,7 @@ class Ledger:
         job_began_s: float = 0.0,
     ) -> None:
         self.started_at = now
-        self.nodes: Callable[[], Sequence[JobNode]] = tuple  # of the job, also those that are gone
+        self._nodes: Callable[[], Sequence[JobNode]] = tuple
         self.marks: tuple[int, float, float] | None = None
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
@@ -102,6 +102,10 @@ class Ledger:
         self._down_s = 0.0
         self._lost: dict[str, None] = {}
         self._promoted: list[str] = []
+
+    def ask_nodes(self, nodes: Callable[[], Sequence[JobNode]]) -> None:
+        """Whom to ask for the nodes of the job, where a line names one."""
+        self._nodes = nodes
 
     def inherit(self, history: History) -> None:
         """What an agent knows of earlier terms, where it is more than others know."""
@@ -169,8 +173,10 @@ class Ledger:
 
     def _placed(self, fault: RankFault) -> RankFault:
         """With the node that its line means, where that names one."""
-        names_one = fault.finding is not None and fault.finding.node
-        return placed(fault, [*self.nodes(), *map(JobNode, self._lost)]) if names_one else fault
+        if fault.finding is None or not fault.finding.node:
+            return fault
+        gone = map(JobNode, self._lost)
+        return placed(fault, [*self._nodes(), *gone])
 
     def _is_known_hang(self, fault: RankFault) -> bool:
         """Whether the fault tells of the rank that the others wait for, which is known already."""

@@ -46,7 +46,7 @@ class Roster:
         self.quorum = quorum
         self.members = MemberTable()
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
-        ledger.nodes = self._job_nodes
+        ledger.ask_nodes(self._job_nodes)
 
     @property
     def nodes_left(self) -> int:
