@@ -188,11 +188,11 @@ class JobAccount:
 
     def _mark(self) -> None:
         """When the cycle that runs has failed, if it has."""
-        if self._ledger.marks is None:
+        marks = self._ledger.marks
+        if marks is None:
             return
-        cycle, fault_at, sign_at = self._ledger.marks
-        if cycle == self._cycle:
-            self._book.failed(fault_at, sign_at)
+        if marks[0] == self._cycle:
+            self._book.failed(*marks[1:])
 
     def _settle(self) -> None:
         """Add the cycle that has ended with the last plan."""

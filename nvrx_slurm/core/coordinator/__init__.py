@@ -15,10 +15,10 @@ Votes, leases and fences keep each rank at one writer:
 
 Who may write what: a class writes its own fields, and no others. `tests/core/test_owners.py` reads that in the source.
 
-- `JobState`: the last plan. `gathering` and `takeover` call its methods.
+- `JobState`: the last plan. `planning` and `takeover` call its methods.
 - `Quorum`: votes and fences. `electing` and `roster` tell it what they have seen.
 - `Ledger` and `Budget`: what happened, and what may still happen.
-- `Stopping`: what a failed cycle says about the next one. `gathering` reads it.
+- `Stopping`: what a failed cycle says about the next one. `gathering` and `planning` read it.
 - `Exclusion`: the node that leaves before the next plan. `Ending`: the end.
 
 Duties of the shell that runs this core, in order:
