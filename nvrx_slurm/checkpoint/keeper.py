@@ -1,7 +1,7 @@
 """The keeper: the process of a node that owns the memory of checkpoints.
 
 It ends a while after the launcher of the ranks, unless ranks of another launcher have come by then. No torch. One
-thread decides; checksums and the making of memory are in others.
+thread decides; checksums, the making of memory and copies are in others.
 """
 
 from __future__ import annotations
@@ -12,29 +12,23 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint.link import THREAD_NAME, is_stranger
 from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory, rounded
-from nvrx_slurm.core.checkpoint.memory import (
-    Generation,
-    MemoryEvent,
-    MemoryState,
-    RankMemory,
-    Room,
-    lacks,
-)
+from nvrx_slurm.checkpoint.store import Store
+from nvrx_slurm.checkpoint.work import Work
+from nvrx_slurm.core.checkpoint.memory import Generation, MemoryEvent, MemoryState, RankMemory
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.system.memory import free_bytes
+
+if TYPE_CHECKING:
+    from nvrx_slurm.checkpoint.copies import Copies
 
 _MAX_CLIENTS = 256
-_MAX_RANKS = 128
 _BACKLOG = 128
 _THREADS = 4
 _NICE = 10
@@ -43,7 +37,7 @@ _MPOL_DEFAULT = 0
 
 
 class RankClient:
-    """One connection of a rank."""
+    """One connection of a rank, or of the agent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -59,21 +53,19 @@ class Keeper:
     """
 
     def __init__(self, listener: socket.socket, limit: int, launcher: int, linger_s: float) -> None:
-        self._listener, self._limit, self._linger_s = listener, limit, linger_s
+        self._listener, self._linger_s = listener, linger_s
         self._selector = selectors.DefaultSelector()
-        self._pool = ThreadPoolExecutor(_THREADS)
-        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._finished: deque[Callable[[], None]] = deque()
+        self._work = Work(_THREADS)
+        self._store = Store(limit)
+        self._copies: Copies | None = None
+        self._agent: RankClient | None = None  # that gets sentences
         self._clients: set[RankClient] = set()
         self._owners: dict[int, RankClient] = {}  # by rank: the process that may save
-        self._ranks: dict[int, RankMemory] = {}
-        self._serial = 0
-        self._making = 0  # bytes that threads allocate now
         self._launcher = -1  # pidfd; -1 = it has ended
         self._ended = set[int]()  # launchers
         self._ends_at = 0.0
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._wake)
+        self._selector.register(self._work.woken, selectors.EVENT_READ, self._work.finish)
         self._follow(launcher)
 
     def run(self) -> None:
@@ -133,6 +125,8 @@ class Keeper:
             return self._drop(client)
         if isinstance(request, m.Join):
             return self._join(client, request)
+        if isinstance(request, m.AgentRequest):
+            return self._of_agent(client, request)
         if client.joined is None:
             return self._drop(client)
         if self._owners.get(client.joined.rank) is not client:
@@ -154,7 +148,7 @@ class Keeper:
         rank = client.joined.rank if client.joined is not None else -1
         if self._owners.get(rank) is client:
             del self._owners[rank]
-            self._ranks[rank].abandon()
+            self._store.ranks[rank].abandon()
 
     def _say(self, client: RankClient, answer: m.Answer, memory: Memory | None = None) -> None:
         client.waits = False
@@ -171,76 +165,89 @@ class Keeper:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _join(self, client: RankClient, request: m.Join) -> None:
-        rank = request.rank
-        if (
-            client.joined is not None
-            or rank < 0
-            or (rank not in self._ranks and len(self._ranks) >= _MAX_RANKS)
-        ):
+        rank = self._store.rank(request.rank)
+        if client.joined is not None or rank is None:
             return self._drop(client)
         client.joined = request
-        self._ranks.setdefault(rank, RankMemory()).abandon()  # the newer process is the rank
-        self._owners[rank] = client
-        if len(self._owners) >= request.local_world:  # all of the node: others run elsewhere by now
-            self._ranks = {number: self._ranks[number] for number in self._owners}
+        rank.abandon()  # the newer process is the rank
+        rank.copied = False
+        self._owners[request.rank] = client
+        if len(self._owners) >= request.local_world:
+            self._store.leave_all_but(set(self._owners))
         if self._launcher < 0:
             self._follow(request.launcher)
         self._say(client, m.Accepted())
 
+    def _of_agent(self, client: RankClient, request: m.AgentRequest) -> None:
+        if isinstance(request, m.AskKept):
+            return self._say(client, m.AllKept(self._store.kept()))
+        if isinstance(request, m.Serve):
+            return self._say(client, self._serve(client, request))
+        if self._copies is not None:
+            self._copies.follow(request)
+        self._say(client, m.Accepted())
+
+    def _serve(self, client: RankClient, request: m.Serve) -> m.Serving:
+        from nvrx_slurm.checkpoint.copies import Copies  # TLS: only where there are copies
+
+        self._agent = client
+        if self._copies is None:
+            self._copies = Copies(self._store, self._tell_agent, self._check)
+            work = self._copies.work
+            self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
+        had, serving = self._copies.listener, self._copies.serve(request)
+        if had is None and self._copies.listener is not None:
+            listener = self._copies.listener
+            self._selector.register(listener, selectors.EVENT_READ, self._copies.accept)
+        return serving
+
+    def _tell_agent(self, sentence: str) -> None:
+        if self._agent is not None:
+            self._say(self._agent, m.Told(sentence))
+
     def _of(self, client: RankClient) -> tuple[m.Join, RankMemory]:
         assert client.joined is not None
-        return client.joined, self._ranks[client.joined.rank]
+        return client.joined, self._store.ranks[client.joined.rank]
 
     def _ask_space(self, client: RankClient, request: m.AskSpace) -> None:
-        joined, rank = self._of(client)
+        joined, _ = self._of(client)
         if request.size <= 0 or request.iteration < 0:
             return self._drop(client)
         size = rounded(request.size)
-        problem = self._lacks(joined, size)
+        problem = self._store.lacks(joined.rank, size, joined.local_world)
         if problem:
             return self._say(client, m.NotKept(problem))
-        self._serial += 1
-        chosen = rank.begin(request.iteration, joined.world, self._serial)
-        if chosen.memory is not None and chosen.memory.size >= request.size:
-            chosen.memory.used = request.size
+        save = (joined.cycle, request.iteration)
+        chosen = self._store.begin(joined.rank, save, joined.world, request.size)
+        if chosen.memory is not None:
             return self._say(client, m.Space(chosen.serial), chosen.memory)
-        chosen.memory = None
-        self._making += size
-        client.waits, serial = True, chosen.serial
-        self._work(partial(Memory, size), partial(self._made, client, request, chosen, serial))
-
-    def _lacks(self, joined: m.Join, size: int) -> str:
-        sizes = {
-            number: sum(one.memory.size for one in rank.generations if one.memory is not None)
-            for number, rank in self._ranks.items()
-        }
-        others = [number for number, held in sizes.items() if held and number != joined.rank]
-        missing = max(0, joined.local_world - 1 - len(others))
-        free, of = free_bytes()
-        room = Room(free - self._making, of, self._limit, self._making + sum(sizes.values()))
-        return lacks(room, size, sizes[joined.rank], missing)
+        memory = Memory(size)
+        memory.used = request.size
+        self._store.moving.add(memory)
+        client.waits = True
+        made = partial(self._made, client, memory, chosen, chosen.serial)
+        self._work.do(memory.allocate, made)
 
     def _made(
         self,
         client: RankClient,
-        request: m.AskSpace,
+        memory: Memory,
         chosen: Generation,
         serial: int,
-        made: Memory | OSError,
+        error: OSError | None,
     ) -> None:
-        self._making -= rounded(request.size)
+        self._store.moving.discard(memory)
         if chosen.serial != serial or chosen.state is not MemoryState.WRITING:
             return self._drop(client)  # another process is the rank now
-        if isinstance(made, OSError):
+        if error is not None:
             chosen.step(MemoryEvent.ABANDON)
-            return self._say(
-                client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}")
-            )
-        made.used, chosen.memory = request.size, made
-        self._say(client, m.Space(serial), made)
+            why = f"the kernel gives no memory for it: {error.strerror}"
+            return self._say(client, m.NotKept(why))
+        chosen.memory = memory
+        self._say(client, m.Space(serial), memory)
 
     def _save_done(self, client: RankClient, request: m.SaveDone) -> None:
-        _, rank = self._of(client)
+        joined, rank = self._of(client)
         written = rank.of(request.serial)
         memory = None if written is None else written.memory
         end = request.tree_at + request.tree_size
@@ -250,7 +257,11 @@ class Keeper:
             return self._drop(client)
         memory.used, memory.tree_at, memory.tree_size = end, request.tree_at, request.tree_size
         self._say(client, m.Accepted())
-        self._check(rank, written, lambda fits: None)
+        self._check(joined.rank, written, partial(self._saved, joined.rank))
+
+    def _saved(self, number: int, fits: bool) -> None:
+        if fits and self._copies is not None:
+            self._copies.offer(number)
 
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
@@ -260,56 +271,41 @@ class Keeper:
             if others
             else ""
         )
-        self._say(
-            client, m.HeldSaves(tuple(one.iteration for one in rank.held(joined.world)), other)
-        )
+        pending = [] if self._copies is None else self._copies.pending
+        coming = {save for number, save in pending if number == joined.rank}
+        saves = coming | {one.save for one in rank.held(joined.world)}
+        self._say(client, m.HeldSaves(tuple(sorted(saves, reverse=True)), other))
 
     def _ask_saved(self, client: RankClient, request: m.AskSaved) -> None:
         joined, rank = self._of(client)
-        found = next(
-            (one for one in rank.held(joined.world) if one.iteration == request.iteration), None
-        )
+        waiting = None
+        if self._copies is not None:
+            waiting = self._copies.pending.get((joined.rank, request.save))
+        client.waits = True
+        if waiting is not None:
+            return waiting.append(partial(self._ask_saved, client, request))
+        found = rank.find(joined.world, request.save)
+        what = f"iteration {request.save[1]} of rank {joined.rank}"
         if found is None:
-            return self._say(
-                client, m.NotKept(f"rank {joined.rank} has no iteration {request.iteration}")
-            )
-        client.waits, memory = True, found.memory
+            return self._say(client, m.NotKept(f"{what} is not here"))
+        memory = found.memory
 
         def answer(fits: bool) -> None:
             if fits:
                 return self._say(client, m.Saved(memory.tree_at, memory.tree_size), memory)
-            why = f"iteration {request.iteration} of rank {joined.rank} is damaged: its checksum differs"
-            self._say(client, m.NotKept(why))
+            self._say(client, m.NotKept(f"{what} is damaged: its checksum differs"))
 
-        self._check(rank, found, answer)
+        self._check(joined.rank, found, answer)
 
     # --- work in threads ----------------------------------------------------------------------------------------
 
-    def _check(self, rank: RankMemory, what: Generation, then: Callable[[bool], None]) -> None:
-        serial = what.serial
+    def _check(self, number: int, what: Generation, then: Callable[[bool], None]) -> None:
+        rank, serial = self._store.ranks[number], what.serial
 
         def checked(found: Any) -> None:
             then(rank.checked(serial, found if isinstance(found, int) else UNREADABLE))
 
-        self._work(what.memory.checksum, checked)
-
-    def _work(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Do `work` in a thread, `then` here with its result or OSError."""
-
-        def do() -> None:
-            try:
-                result = work()
-            except OSError as error:
-                result = error
-            self._finished.append(partial(then, result))
-            os.eventfd_write(self._woken, 1)
-
-        self._pool.submit(do)
-
-    def _wake(self) -> None:
-        os.eventfd_read(self._woken)
-        while self._finished:
-            self._finished.popleft()()
+        self._work.do(what.memory.checksum, checked)
 
 
 def _listen(name: str) -> socket.socket | None:

@@ -10,13 +10,15 @@ from nvrx_slurm.core.checkpoint import memory
 from nvrx_slurm.core.checkpoint.memory import MemoryEvent, MemoryState, RankMemory, Room
 from nvrx_slurm.errors import UnknownTransition
 
+pytestmark = pytest.mark.fast
+
 WORLD = 2
 
 
 def saved(*iterations: int) -> RankMemory:
     rank = RankMemory()
     for serial, iteration in enumerate(iterations):
-        rank.begin(iteration, WORLD, serial)
+        rank.begin(0, iteration, WORLD, serial)
         assert rank.complete(serial)
     return rank
 
@@ -32,7 +34,7 @@ def test_the_last_two_are_held() -> None:
 
 def test_a_torn_save_costs_itself_only() -> None:
     rank = saved(1, 2)
-    torn = rank.begin(3, WORLD, 3)
+    torn = rank.begin(0, 3, WORLD, 3)
     torn.memory = "pages"
     assert held(rank) == [2]
     rank.abandon(), rank.abandon()
@@ -42,8 +44,8 @@ def test_a_torn_save_costs_itself_only() -> None:
 
 def test_a_save_that_begins_again_takes_the_same_place() -> None:
     rank = saved(1)
-    first = rank.begin(2, WORLD, 1)
-    assert rank.begin(2, WORLD, 2) is first
+    first = rank.begin(0, 2, WORLD, 1)
+    assert rank.begin(0, 2, WORLD, 2) is first
     assert not rank.complete(1) and rank.complete(2)
     assert held(rank) == [2, 1]
 
@@ -66,7 +68,7 @@ def test_damage_is_found_once_and_empties() -> None:
 
 def test_states_of_another_number_of_ranks_are_told_apart() -> None:
     rank = saved(1)
-    rank.begin(2, 4, 9)
+    rank.begin(0, 2, 4, 9)
     rank.complete(9)
     assert held(rank) == [1] and rank.other_worlds(WORLD) == [4]
 
@@ -77,7 +79,7 @@ def test_the_newest_whole_state_is_never_lost(steps: list[str]) -> None:
     for step in steps:
         if step == "begin":
             serial += 1
-            rank.begin(serial, WORLD, serial)
+            rank.begin(0, serial, WORLD, serial)
         elif step == "complete" and rank.complete(serial):
             newest = serial
         elif step == "abandon":
@@ -102,9 +104,11 @@ def test_each_row_of_the_table_and_no_other() -> None:
 
 
 def test_common_iterations() -> None:
-    assert memory.newest_common([[3, 2], [2, 1]]) == [2]
-    assert memory.newest_common([[3, 2], [3, 2]]) == [3, 2]
-    assert memory.newest_common([[3, 2], []]) == []
+    one, two, three, again = (0, 1), (0, 2), (0, 3), (1, 2)
+    assert memory.newest_common([[three, two], [two, one]]) == [two]
+    assert memory.newest_common([[three, again], [three, again]]) == [again, three]
+    assert memory.newest_common([[two], [again]]) == []  # the same iteration, done again
+    assert memory.newest_common([[three, two], []]) == []
 
 
 GB = 1 << 30

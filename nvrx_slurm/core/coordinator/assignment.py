@@ -35,6 +35,7 @@ class Assignment:
         }  # kept by the next plan where possible
         self.group_ranks = {slot.node_id: g for g, slot in self.slots.items()}
         self.succeeded: set[int] = set()  # group ranks whose workers all ended with 0
+        self.memory: Mapping[str, t.MemoryPlan] = {}  # by node_id
         self.early = False  # some of them because they were warned
         self.broken: set[int] = set()  # group ranks with a fault (min-healthy goes on without them)
         # those of them that are out for good: their ranks were declared dead
@@ -128,5 +129,8 @@ class Assignment:
         if group_rank is None:
             return self.shared
         return replace(
-            self.shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank
+            self.shared,
+            group_rank=group_rank,
+            rank_offset=self.slots[group_rank].first_rank,
+            memory=self.memory.get(node_id),
         )

@@ -97,6 +97,7 @@ class AnyTime:
             roster.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
         roster.lost_at.pop(node.node_id, None)
+        self._job.held[node.node_id] = message.held
         roster.lead(message)
         self._learn(message, now)
         if self._budget.excludes(node):

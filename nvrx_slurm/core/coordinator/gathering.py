@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, suspects
 from nvrx_slurm.core.attribution.recurrence import place as place_of
+from nvrx_slurm.core.checkpoint.copies import Resumption
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
@@ -322,8 +323,14 @@ class Gathering:
         plan = Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts)
         assert plan.shared is not None
         plan.shared = replace(plan.shared, forked=not cold)
+        held = {node_id: kept for node_id in members if (kept := job.held.get(node_id))}
+        ranks = {slot.node_id: slot.ranks for slot in plan.slots.values()}
+        found = Resumption(ranks, held, history.resume_before)
+        plan.memory = found.plans([member.node for member in active], [members[one].node for one in placement.spares])
         self._roster.share(plan)
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))
+        if found.sentence():
+            self._out.append(Say(f"cycle {job.cycle}: {found.sentence()}"))
         if cold:  # ranks of two kinds may differ, and then a job may hang
             self._out.append(Say(f"cycle {job.cycle}: all ranks are executed, not forked: {cold[0]}"))
         self._roster.send_plans(placement.active, placement.spares)

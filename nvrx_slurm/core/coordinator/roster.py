@@ -85,6 +85,7 @@ class Roster:
         message = event.message
         if not self.members.note_ready(event.node_id, message):
             return
+        self.job.held[event.node_id] = message.held
         if self.quorum.electors:
             key = peer_key(self.members[event.node_id].node)
             self.quorum.fences.pop(key, None)

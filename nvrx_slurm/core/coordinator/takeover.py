@@ -119,7 +119,8 @@ class Electing:
         """An agent reports while no coordinator may act. `_MOST_HELD` bounds what it can say before that."""
         held = self._held.get(event.node_id)
         if held is not None and isinstance(event.message, t.Ready):
-            now_idle = replace(held[0].message, doing=t.Activity.IDLE, port=event.message.port)
+            told = event.message
+            now_idle = replace(held[0].message, doing=t.Activity.IDLE, port=told.port, held=told.held)
             held[0] = ev.Joined(now_idle)
         elif held is not None and len(held) < _MOST_HELD:
             held.append(event)
