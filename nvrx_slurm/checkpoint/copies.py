@@ -10,7 +10,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -41,17 +41,21 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(found[_ADDRESS])
 
 
-class Channel:
-    """A connection to another keeper of the job. Raises OSError, from a thread that may wait."""
+class Channel(AbstractContextManager["Channel"]):
+    """A connection to another keeper of the job, which it closes. Raises OSError, from a thread that may wait."""
 
     def __init__(self, connection: socket.socket, identity: JobIdentity, is_server: bool) -> None:
         connection.settimeout(_PROOF_S)
         context = identity.server if is_server else identity.client
         self._tls = context.wrap_socket(connection, server_side=is_server)
         if self._tls.getpeercert(binary_form=True) != identity.certificate:
+            self._tls.close()
             raise ssl.SSLError("it belongs to another job")
         self._tls.settimeout(_MOVE_S)
         self.read_into, self.write = self._tls.recv_into, self._tls.sendall
+
+    def __exit__(self, *_: object) -> None:
+        self._tls.close()
 
     def tell(self, message: Any) -> None:
         """Send a message."""
@@ -120,7 +124,7 @@ class Copies:
 
     def follow(self, request: m.Follow) -> None:
         """A cycle begins: send what is here to its partner, and fetch what its ranks may load."""
-        if self._identity is None:
+        if self._identity is None or self._identity.pem != request.pem:
             with suppress(OSError, ValueError):
                 self._identity = from_pem(request.pem)
         self._to = (request.plan.address, request.plan.port)
@@ -151,8 +155,8 @@ class Copies:
     def _send(
         self, identity: JobIdentity, to: tuple[str, int], push: Callable[[Channel], None]
     ) -> None:
-        with socket.create_connection(to, _PROOF_S) as connection:
-            push(Channel(connection, identity, is_server=False))
+        with Channel(socket.create_connection(to, _PROOF_S), identity, is_server=False) as channel:
+            push(channel)
 
     def _sent_one(self, number: int, memory: Memory, result: OSError | None) -> None:
         self._sending.discard(number)
@@ -176,7 +180,7 @@ class Copies:
             answer = channel.hear()
             if isinstance(answer, m.Space):
                 for block in memory.blocks():
-                    if what.serial != serial:
+                    if what.memory is memory and what.serial != serial:
                         raise OSError(_TORN)
                     channel.write(block)
                 answer = channel.hear()
@@ -201,8 +205,7 @@ class Copies:
         self._callers -= 1
 
     def _answer(self, connection: socket.socket, identity: JobIdentity) -> None:
-        with connection:
-            channel = Channel(connection, identity, is_server=True)
+        with Channel(connection, identity, is_server=True) as channel:
             request = channel.hear()
             if isinstance(request, m.Offer):
                 self._take(channel, request)
@@ -315,8 +318,8 @@ class Copies:
     def _fetch(self, wanted: Wanted) -> None:
         if self._identity is None:
             raise OSError("the job's identity is not known")
-        with socket.create_connection((wanted.address, wanted.port), _PROOF_S) as connection:
-            channel = Channel(connection, self._identity, is_server=False)
+        connection = socket.create_connection((wanted.address, wanted.port), _PROOF_S)
+        with Channel(connection, self._identity, is_server=False) as channel:
             channel.tell(wanted)
             offer = channel.hear()
             if not isinstance(offer, m.Offer):

@@ -34,6 +34,7 @@ class AgentLink:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
+        self.held: Callable[[], t.Held | None] = lambda: None  # checkpoints in this node's memory
         self._last: dict[type, t.Imports | t.Warmth] = {}  # of each kind: each coordinator has to know them
 
     async def start(self) -> None:
@@ -50,7 +51,7 @@ class AgentLink:
         if isinstance(message, (t.Register, t.Ready)):
             previous, self._port = self._port, PortReservation()
             previous.release()  # only now, so that the new one is another
-            message = replace(message, port=self._port.port)
+            message = replace(message, port=self._port.port, held=self.held())
         if self.transport is not None:
             self.transport.send(message)
             for one in self._last.values() if isinstance(message, t.Register) else ():
