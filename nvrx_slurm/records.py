@@ -289,7 +289,7 @@ class Kept(Record):
     iteration: Big
 
 
-class Held(Record):
+class InMemory(Record):
     """What the keeper of a node has, and where it answers other nodes."""
 
     address: Name

@@ -42,9 +42,9 @@ from nvrx_slurm.records import CycleCost as CycleCost
 from nvrx_slurm.records import Examine as Examine
 from nvrx_slurm.records import Examined as Examined
 from nvrx_slurm.records import Finding as Finding
-from nvrx_slurm.records import Held as Held
 from nvrx_slurm.records import Imported as Imported
 from nvrx_slurm.records import Imports as Imports
+from nvrx_slurm.records import InMemory as InMemory
 from nvrx_slurm.records import Kept as Kept
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import LogServer as LogServer
@@ -174,6 +174,7 @@ class RestartRecord(Record):
     ran_s: Seconds = 0.0  # that cycle
     alone: bool = False  # as far as that cycle told, it may have been the node's own failure
     alike: AtMost8[Alike] = ()  # or that of these nodes as well
+    memory: Big = -1  # iteration that all ranks of the next cycle could load from memory; -1 = none
     replaced: AtMost16[Name] = ()  # hosts that have lost their places for it; () with `elsewhere`: that of the cause
 
 
@@ -299,7 +300,7 @@ class Register(Record):
     number: Count = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
     counted: Counted | None = None  # the last one that it got
-    held: Held | None = None  # checkpoints in memory; None: they are not copied
+    held: InMemory | None = None  # checkpoints in memory; None: they are not copied
 
     @property
     def busy(self) -> bool:
@@ -346,7 +347,7 @@ class Ready(Record):
     term: Count
     cycle: Count
     port: Port
-    held: Held | None = None  # as in Register
+    held: InMemory | None = None  # as in Register
 
 
 class Asked(Record):

@@ -1,85 +1,27 @@
-"""Copies between the keepers of two nodes: a state of a rank is offered, or asked for, and sent. The way is TLS.
+"""Copies between the keepers of two nodes: a state of a rank is offered, or asked for, and sent.
 
-Both ends prove that they hold the job's token, as agents do. Threads move bytes, and ask `Work.decide` what to do.
+Threads move bytes, and ask `Work.decide` what to do.
 """
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import ssl
-import struct
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from nvrx_slurm.checkpoint import messages as m
+from nvrx_slurm.checkpoint.channel import PROOF_S, Channel, address_of, listening
 from nvrx_slurm.checkpoint.memory import Memory, rounded
 from nvrx_slurm.checkpoint.store import Store
 from nvrx_slurm.checkpoint.work import Work
 from nvrx_slurm.control.identity import JobIdentity, from_pem
 from nvrx_slurm.core.checkpoint.memory import Generation, MemoryState
-from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.records import Wanted
 
 _MOST_CALLERS = 8  # at once; further ones are hung up on
 _THREADS = 2 * _MOST_CALLERS
-_PROOF_S = 5.0  # for the whole handshake
-_MOVE_S = 30.0  # for one message or block
-_LENGTH = struct.Struct("!I")
-_SIOCGIFADDR = 0x8915  # netdevice(7)
-_IFREQ = struct.Struct("256s")
-_ADDRESS = slice(20, 24)  # in its answer
 _TORN = "it was replaced while it was sent: saves come faster than copies"
-
-
-def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface. Raises OSError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        found = fcntl.ioctl(one, _SIOCGIFADDR, _IFREQ.pack(interface.encode()[:15]))
-    return socket.inet_ntoa(found[_ADDRESS])
-
-
-class Channel(AbstractContextManager["Channel"]):
-    """A connection to another keeper of the job, which it closes. Raises OSError, from a thread that may wait."""
-
-    def __init__(self, connection: socket.socket, identity: JobIdentity, is_server: bool) -> None:
-        connection.settimeout(_PROOF_S)
-        context = identity.server if is_server else identity.client
-        self._tls = context.wrap_socket(connection, server_side=is_server)
-        if self._tls.getpeercert(binary_form=True) != identity.certificate:
-            self._tls.close()
-            raise ssl.SSLError("it belongs to another job")
-        self._tls.settimeout(_MOVE_S)
-        self.read_into, self.write = self._tls.recv_into, self._tls.sendall
-
-    def __exit__(self, *_: object) -> None:
-        self._tls.close()
-
-    def tell(self, message: Any) -> None:
-        """Send a message."""
-        frame = m.between.encode(message)
-        self.write(_LENGTH.pack(len(frame)) + frame)
-
-    def hear(self) -> Any:
-        """The next message."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > m.MAX_PACKET_BYTES:
-            raise OSError("it sends what is no message")
-        try:
-            return m.between.decode(self._exactly(length))
-        except ProtocolError as error:
-            raise OSError(str(error)) from None
-
-    def _exactly(self, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            some = self._tls.recv(length - len(data))
-            if not some:
-                raise OSError("the other keeper has closed the connection")
-            data += some
-        return bytes(data)
 
 
 class Copies:
@@ -113,7 +55,7 @@ class Copies:
         try:
             address = address_of(request.interface)
             if self.listener is None:
-                self.listener = _listening(address, request.port)
+                self.listener = listening(address, request.port)
         except OSError as error:
             why = f"no copies are kept: --ft-checkpoint-interface {request.interface}: {error}"
             return m.Serving("", 0, why)
@@ -137,25 +79,34 @@ class Copies:
 
     def offer(self, number: int) -> None:
         """Send the newest verified state of a rank of this node, unless one is on its way."""
-        rank, identity = self._store.ranks.get(number), self._identity
-        if identity is None or not self._to[0] or rank is None or rank.copied:
+        identity = self._identity
+        rank = self._store.ranks.get(number)
+        if identity is None or not self._to[0]:
+            return
+        if rank is None or rank.copied or number in self._sending:
             return
         verified = [one for one in rank.generations if one.state is MemoryState.VERIFIED]
         newest = max(verified, key=lambda one: one.save, default=None)
-        if newest is None or number in self._sending:
+        if newest is None:
             return
         this = (self._to, newest.serial)
-        if self._sent.get(number) != this:
-            self._sent[number] = this
-            self._sending.add(number)
-            push = self._push(number, newest)
-            send = partial(self._send, identity, self._to, push)
-            self.work.do(send, partial(self._sent_one, number, newest.memory))
+        if self._sent.get(number) == this:
+            return
+        self._sent[number] = this
+        self._sending.add(number)
+        push = self._push(number, newest)
+        send = partial(self._send, identity, self._to, push)
+        then = partial(self._sent_one, number, newest.memory)
+        self.work.do(send, then)
 
     def _send(
-        self, identity: JobIdentity, to: tuple[str, int], push: Callable[[Channel], None]
+        self,
+        identity: JobIdentity,
+        to: tuple[str, int],
+        push: Callable[[Channel], None],
     ) -> None:
-        with Channel(socket.create_connection(to, _PROOF_S), identity, is_server=False) as channel:
+        connection = socket.create_connection(to, PROOF_S)
+        with Channel(connection, identity, is_server=False) as channel:
             push(channel)
 
     def _sent_one(self, number: int, memory: Memory, result: OSError | None) -> None:
@@ -169,18 +120,28 @@ class Copies:
 
     def _push(self, number: int, what: Generation) -> Callable[[Channel], None]:
         """What sends this state, in a thread."""
-        memory, serial, store = what.memory, what.serial, self._store
-        tree = (memory.tree_at, memory.tree_size)
-        told = (number, what.world, *what.save, memory.used, *tree, what.checksum, self._name)
-        offer = m.Offer(*told)
-        store.moving.add(memory)
+        memory = what.memory
+        serial = what.serial
+        offer = m.Offer(
+            number,
+            what.world,
+            what.cycle,
+            what.iteration,
+            memory.used,
+            memory.tree_at,
+            memory.tree_size,
+            what.checksum,
+            self._name,
+        )
+        self._store.moving.add(memory)
 
         def push(channel: Channel) -> None:
             channel.tell(offer)
             answer = channel.hear()
             if isinstance(answer, m.Space):
                 for block in memory.blocks():
-                    if what.memory is memory and what.serial != serial:
+                    is_written = what.memory is memory and what.serial != serial
+                    if is_written:
                         raise OSError(_TORN)
                     channel.write(block)
                 answer = channel.hear()
@@ -255,9 +216,11 @@ class Copies:
             raise OSError(answer.why)
 
     def _begin(self, offer: m.Offer, wanted: bool) -> Memory | m.Accepted | m.NotKept:
-        store, rank = self._store, self._store.rank(offer.rank)
+        store = self._store
+        rank = store.rank(offer.rank)
         ends = offer.tree_at + offer.tree_size
-        if rank is None or not 0 < ends <= offer.size or min(offer.tree_at, offer.tree_size) < 0:
+        is_inside = min(offer.tree_at, offer.tree_size) >= 0 and 0 < ends <= offer.size
+        if rank is None or not is_inside:
             return m.NotKept("it is no state of a rank")
         if not wanted and not rank.copied:
             return m.NotKept(f"rank {offer.rank} runs here")
@@ -265,24 +228,33 @@ class Copies:
         same = rank.find(offer.world, save)
         if same is not None and same.checksum == offer.checksum:
             return m.Accepted()
-        problem = store.lacks(offer.rank, rounded(offer.size), 1)
+        problem = store.lacks(offer.rank, rounded(offer.size), local_world=0)
         if problem or rank.is_written:
             return m.NotKept(problem or f"rank {offer.rank} saves already")
-        memory = rank.release()
-        if memory is None or memory.size < offer.size or memory in store.moving:
+        memory: Memory | None = rank.release()
+        fits = memory is not None and memory.size >= offer.size
+        if memory is None or not fits or memory in store.moving:
             memory = Memory(rounded(offer.size))
-        memory.used, memory.tree_at, memory.tree_size = offer.size, offer.tree_at, offer.tree_size
+        memory.used = offer.size
+        memory.tree_at = offer.tree_at
+        memory.tree_size = offer.tree_size
         store.moving.add(memory)
         return memory
 
     def _arrived(
-        self, memory: Memory, offer: m.Offer, wanted: bool, fits: bool
+        self,
+        memory: Memory,
+        offer: m.Offer,
+        wanted: bool,
+        fits: bool,
     ) -> m.Accepted | m.NotKept:
-        store, rank = self._store, self._store.rank(offer.rank)
+        store = self._store
+        rank = store.rank(offer.rank)
         store.moving.discard(memory)
         if not fits:
             return m.NotKept("it is damaged: its checksum differs")
-        if rank is None or rank.is_written or not (wanted or rank.copied):
+        may_take = wanted or (rank is not None and rank.copied)
+        if rank is None or rank.is_written or not may_take:
             return m.NotKept(f"rank {offer.rank} runs here by now")
         serial = store.next_serial()
         taken = rank.begin(offer.cycle, offer.iteration, offer.world, serial)
@@ -318,7 +290,7 @@ class Copies:
     def _fetch(self, wanted: Wanted) -> None:
         if self._identity is None:
             raise OSError("the job's identity is not known")
-        connection = socket.create_connection((wanted.address, wanted.port), _PROOF_S)
+        connection = socket.create_connection((wanted.address, wanted.port), PROOF_S)
         with Channel(connection, self._identity, is_server=False) as channel:
             channel.tell(wanted)
             offer = channel.hear()
@@ -329,18 +301,12 @@ class Copies:
     def _fetched(self, key: tuple[int, m.Save], wanted: Wanted, result: OSError | None) -> None:
         what = f"rank {wanted.rank}: iteration {wanted.iteration}"
         where = f"from the keeper at {wanted.address}"
-        problem = f"cannot be fetched {where}: {result}"
-        self._say(f"{what} {problem if result is not None else 'was fetched ' + where}")
+        if result is None:
+            self._say(f"{what} was fetched {where}")
+        else:
+            self._say(f"{what} cannot be fetched {where}: {result}")
         self._settle(key)
 
     def _settle(self, key: tuple[int, m.Save]) -> None:
         for then in self.pending.pop(key):
             then()
-
-
-def _listening(address: str, port: int) -> socket.socket:
-    """At this port, or at another one where it is taken."""
-    for one in (port, 0):
-        with suppress(OSError):
-            return socket.create_server((address, one), backlog=_MOST_CALLERS)
-    raise OSError(f"no port of {address} is free")

@@ -6,10 +6,8 @@ thread decides; checksums, the making of memory and copies are in others.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -18,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.checkpoint import messages as m
-from nvrx_slurm.checkpoint.link import THREAD_NAME, is_stranger
+from nvrx_slurm.checkpoint import orphan
+from nvrx_slurm.checkpoint.link import is_stranger
 from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory, rounded
 from nvrx_slurm.checkpoint.store import Store
 from nvrx_slurm.checkpoint.work import Work
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.checkpoint.copies import Copies
 
 _MAX_CLIENTS = 256
-_BACKLOG = 128
 _THREADS = 4
-_NICE = 10
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # set_mempolicy(2), which libc does not have
-_MPOL_DEFAULT = 0
 
 
 class RankClient:
@@ -53,7 +48,8 @@ class Keeper:
     """
 
     def __init__(self, listener: socket.socket, limit: int, launcher: int, linger_s: float) -> None:
-        self._listener, self._linger_s = listener, linger_s
+        self._listener = listener
+        self._linger_s = linger_s
         self._selector = selectors.DefaultSelector()
         self._work = Work(_THREADS)
         self._store = Store(limit)
@@ -132,9 +128,11 @@ class Keeper:
         if self._owners.get(client.joined.rank) is not client:
             return self._say(client, m.NotKept(f"another process is rank {client.joined.rank} now"))
         handlers: dict[type, Callable[[RankClient, Any], None]] = {
-            m.AskSpace: self._ask_space, m.SaveDone: self._save_done, m.AskHeld: self._ask_held,
+            m.AskSpace: self._ask_space,
+            m.SaveDone: self._save_done,
+            m.AskHeld: self._ask_held,
             m.AskSaved: self._ask_saved,
-        }  # fmt: skip
+        }
         handlers[type(request)](client, request)
 
     def _drop(self, client: RankClient) -> None:
@@ -195,15 +193,16 @@ class Keeper:
             self._copies = Copies(self._store, self._tell_agent, self._check)
             work = self._copies.work
             self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
-        had, serving = self._copies.listener, self._copies.serve(request)
-        if had is None and self._copies.listener is not None:
-            listener = self._copies.listener
+        before = self._copies.listener
+        serving = self._copies.serve(request)
+        listener = self._copies.listener
+        if listener is not None and listener is not before:
             self._selector.register(listener, selectors.EVENT_READ, self._copies.accept)
         return serving
 
     def _tell_agent(self, sentence: str) -> None:
         if self._agent is not None:
-            self._say(self._agent, m.Told(sentence))
+            self._say(self._agent, m.Remark(sentence))
 
     def _of(self, client: RankClient) -> tuple[m.Join, RankMemory]:
         assert client.joined is not None
@@ -249,13 +248,16 @@ class Keeper:
     def _save_done(self, client: RankClient, request: m.SaveDone) -> None:
         joined, rank = self._of(client)
         written = rank.of(request.serial)
-        memory = None if written is None else written.memory
+        if written is None or written.memory is None:
+            return self._drop(client)
+        memory = written.memory
         end = request.tree_at + request.tree_size
-        if memory is None or min(request.tree_at, request.tree_size) < 0 or end > memory.used:
+        is_inside = min(request.tree_at, request.tree_size) >= 0 and end <= memory.used
+        if not is_inside or not rank.complete(request.serial):
             return self._drop(client)
-        if written is None or not rank.complete(request.serial):
-            return self._drop(client)
-        memory.used, memory.tree_at, memory.tree_size = end, request.tree_at, request.tree_size
+        memory.used = end
+        memory.tree_at = request.tree_at
+        memory.tree_size = request.tree_size
         self._say(client, m.Accepted())
         self._check(joined.rank, written, partial(self._saved, joined.rank))
 
@@ -271,16 +273,20 @@ class Keeper:
             if others
             else ""
         )
-        pending = [] if self._copies is None else self._copies.pending
-        coming = {save for number, save in pending if number == joined.rank}
-        saves = coming | {one.save for one in rank.held(joined.world)}
-        self._say(client, m.HeldSaves(tuple(sorted(saves, reverse=True)), other))
+        saves = {one.save for one in rank.held(joined.world)}
+        if self._copies is not None:
+            for number, save in self._copies.pending:
+                if number == joined.rank:
+                    saves.add(save)
+        newest_first = sorted(saves, reverse=True)
+        self._say(client, m.HeldSaves(tuple(newest_first), other))
 
     def _ask_saved(self, client: RankClient, request: m.AskSaved) -> None:
         joined, rank = self._of(client)
         waiting = None
         if self._copies is not None:
-            waiting = self._copies.pending.get((joined.rank, request.save))
+            this = (joined.rank, request.save)
+            waiting = self._copies.pending.get(this)
         client.waits = True
         if waiting is not None:
             return waiting.append(partial(self._ask_saved, client, request))
@@ -308,52 +314,14 @@ class Keeper:
         self._work.do(what.memory.checksum, checked)
 
 
-def _listen(name: str) -> socket.socket | None:
-    """None: another keeper has the name."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(name)
-    except OSError:
-        listener.close()
-        return None
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _leave(listener: socket.socket) -> None:
-    """Become a process of nobody: an orphan that the launcher, where it is a subreaper, or init reaps."""
-    ready, told = os.pipe()
-    if os.fork():
-        os.close(told)
-        os._exit(0 if os.read(ready, 1) else 1)
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    listener.listen(_BACKLOG)  # for who connects, the process that listened last is the peer
-    os.write(told, b"x")
-    for fd in (ready, told, null):
-        os.close(fd)
-
-
 def main(argv: list[str]) -> int:
     """NAME LIMIT LAUNCHER LINGER_S: listen, then go on without a parent; the caller's child ends."""
-    limit, launcher, linger_s = int(argv[1]), int(argv[2]), float(argv[3])
-    listener = _listen("\0" + argv[0])
+    limit = int(argv[1])
+    launcher = int(argv[2])
+    linger_s = float(argv[3])
+    listener = orphan.listen(argv[0])
     if listener is None:
         return 0
-    with suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(THREAD_NAME)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # Slurm sends them to each process of a step. A process that ignores them counts as a helper that cleans up.
-        signal.signal(signum, lambda *_: None)
-    with suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # not that of the rank that was first
-        os.nice(_NICE)
-    if os.uname().machine in _SET_MEMPOLICY:  # nor its NUMA node
-        ctypes.CDLL(None).syscall(_SET_MEMPOLICY[os.uname().machine], _MPOL_DEFAULT, None, 0)
-    os.chdir("/")
-    _leave(listener)
+    orphan.become_its_own(listener)
     Keeper(listener, limit, launcher, linger_s).run()
     os._exit(0)  # a thread may be at work

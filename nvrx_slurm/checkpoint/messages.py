@@ -135,7 +135,7 @@ class AllKept(Record):
     kept: AtMost256[Kept]
 
 
-class Told(Record):
+class Remark(Record):
     """To the agent, unasked: a sentence for people."""
 
     text: Sentence
@@ -144,7 +144,7 @@ class Told(Record):
 RankRequest = Join | AskSpace | SaveDone | AskHeld | AskSaved
 AgentRequest = Serve | Follow | AskKept
 Request = RankRequest | AgentRequest
-Answer = Space | Accepted | HeldSaves | Saved | NotKept | Serving | AllKept | Told
+Answer = Space | Accepted | HeldSaves | Saved | NotKept | Serving | AllKept | Remark
 requests: Wire[Request] = Wire(Request)
 answers: Wire[Answer] = Wire(Answer)
 between: Wire[Offer | Wanted | Space | Accepted | NotKept] = Wire(

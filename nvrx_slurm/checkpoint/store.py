@@ -35,19 +35,30 @@ class Store:
                 del self.ranks[number]
 
     def lacks(self, number: int, size: int, local_world: int) -> str:
-        """Why a save of `size` bytes has no place; "" = it has."""
-        sizes = {other: _bytes(rank) for other, rank in self.ranks.items()}
-        known = [other for other, held in sizes.items() if held and other != number]
-        copies = sum(self.ranks[other].copied for other in known)
-        missing = max(0, local_world - 1 - (len(known) - copies))
+        """Why a save of `size` bytes has no place; "" = it has. `local_world`: 0 for a copy."""
+        own = copies = 0  # other ranks that have their memory
+        for other, rank in self.ranks.items():
+            if other == number or not _bytes(rank):
+                continue
+            if rank.copied:
+                copies += 1
+            else:
+                own += 1
+        missing = max(0, local_world - 1 - own)
         if self.has_copies:
             missing += max(0, local_world - copies)
-        generations = (one for rank in self.ranks.values() for one in rank.generations)
-        memories = self.moving | {one.memory for one in generations if one.memory is not None}
-        used = sum(memory.size for memory in memories)
-        promised = sum(memory.size for memory in self.moving if not memory.is_there)
         free, of = free_bytes()
-        return lacks(Room(free - promised, of, self._limit, used), size, sizes[number], missing)
+        promised = sum(memory.size for memory in self.moving if not memory.is_there)
+        room = Room(free - promised, of, self._limit, self._used())
+        return lacks(room, size, _bytes(self.ranks[number]), missing)
+
+    def _used(self) -> int:
+        memories = set(self.moving)
+        for rank in self.ranks.values():
+            for one in rank.generations:
+                if one.memory is not None:
+                    memories.add(one.memory)
+        return sum(memory.size for memory in memories)
 
     def next_serial(self) -> int:
         """Names a save."""
@@ -59,12 +70,15 @@ class Store:
 
         What is being sent from there gets other memory where there is some, else it is torn.
         """
-        chosen = self.ranks[number].begin(*save, world, self.next_serial())
+        rank = self.ranks[number]
+        chosen = rank.begin(*save, world, self.next_serial())
         memory = chosen.memory
         if memory is None:
             return chosen
         third = size * _SENDING // GENERATIONS
-        if memory.size < size or (memory in self.moving and not self.lacks(number, third, 1)):
+        is_small = memory.size < size
+        is_sent = memory in self.moving
+        if is_small or (is_sent and not self.lacks(number, third, local_world=0)):
             chosen.memory = None
         else:
             memory.used = size
@@ -74,17 +88,18 @@ class Store:
         """Copies of earlier cycles whose node now sends them elsewhere."""
         for number, rank in list(self.ranks.items()):
             newest = max(one.cycle for one in rank.generations)
-            if rank.copied and rank.source != source and newest < before:
+            is_old = newest < before
+            if rank.copied and rank.source != source and is_old:
                 del self.ranks[number]
 
     def kept(self) -> tuple[Kept, ...]:
         """All whole states."""
-        return tuple(
-            Kept(number, one.world, *one.save)
-            for number, rank in self.ranks.items()
-            for one in rank.generations
-            if one.holds
-        )
+        found = []
+        for number, rank in self.ranks.items():
+            for one in rank.generations:
+                if one.holds:
+                    found.append(Kept(number, one.world, *one.save))
+        return tuple(found)
 
 
 def _bytes(rank: RankMemory) -> int:

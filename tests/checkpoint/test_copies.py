@@ -18,7 +18,7 @@ import pytest
 
 from nvrx_slurm.checkpoint import link
 from nvrx_slurm.checkpoint import messages as m
-from nvrx_slurm.checkpoint.copies import Channel
+from nvrx_slurm.checkpoint.channel import Channel
 from nvrx_slurm.checkpoint.link import CheckpointError, Link
 from nvrx_slurm.control.identity import JobIdentity, identity
 from nvrx_slurm.records import Kept, MemoryPlan, Wanted
@@ -55,7 +55,7 @@ class Node:
     def hear(self) -> Any:
         while True:
             answer = m.answers.decode(self.agent.recv(m.MAX_PACKET_BYTES))
-            if not isinstance(answer, m.Told):
+            if not isinstance(answer, m.Remark):
                 return answer
             self.told.append(answer.text)
 
@@ -63,7 +63,7 @@ class Node:
         """The next sentence; it has this word."""
         if not self.told:
             answer = m.answers.decode(self.agent.recv(m.MAX_PACKET_BYTES))
-            assert isinstance(answer, m.Told)
+            assert isinstance(answer, m.Remark)
             self.told.append(answer.text)
         text = self.told.pop(0)
         assert word in text

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.core.checkpoint.copies import Resumption, partners
-from nvrx_slurm.types import Held, Kept, MemoryPlan, Node
+from nvrx_slurm.types import InMemory, Kept, MemoryPlan, Node
 
 pytestmark = pytest.mark.fast
 
@@ -46,25 +46,25 @@ def test_each_node_gets_the_copies_of_one_of_another_domain(names: list[str]) ->
         assert all(names[int(one[1:])] != names[int(other[1:])] for one, other in found.items())
 
 
-RANKS = {"n0": (0, 1), "n1": (2, 3)}
+NODES = [node(0), node(1)]
 
 
 def kept(ranks: tuple[int, ...], *saves: tuple[int, int], world: int = 4) -> tuple[Kept, ...]:
     return tuple(Kept(rank, world, *save) for save in saves for rank in ranks)
 
 
-def held(**nodes: tuple[Kept, ...]) -> dict[str, Held]:
-    return {node_id: Held(f"10.0.0.{node_id[1]}", 9, some) for node_id, some in nodes.items()}
+def held(**nodes: tuple[Kept, ...]) -> dict[str, InMemory]:
+    return {node_id: InMemory(f"10.0.0.{node_id[1]}", 9, some) for node_id, some in nodes.items()}
 
 
 def wanted(found: Resumption, node_id: str) -> list[tuple[int, int, int, str]]:
-    plan = found.plans([node(0), node(1)], [])[node_id]
+    plan = found.plans([])[node_id]
     return [(one.rank, one.cycle, one.iteration, one.address[-1]) for one in plan.wanted]
 
 
 def test_a_node_that_has_nothing_fetches_all() -> None:
     saves = ((0, 20), (0, 19))
-    found = Resumption(RANKS, held(n0=kept((0, 1, 2, 3), *saves), n1=()))
+    found = Resumption(NODES, held(n0=kept((0, 1, 2, 3), *saves), n1=()))
     assert found.saves == [*saves]
     assert wanted(found, "n0") == []
     assert wanted(found, "n1") == [(rank, *save, "0") for save in saves for rank in (2, 3)]
@@ -72,34 +72,34 @@ def test_a_node_that_has_nothing_fetches_all() -> None:
 
 
 def test_what_is_here_may_be_damaged_and_has_another_source() -> None:
-    found = Resumption(RANKS, held(n0=kept((0, 1, 2, 3), (0, 20)), n1=kept((2, 3), (0, 20))))
+    found = Resumption(NODES, held(n0=kept((0, 1, 2, 3), (0, 20)), n1=kept((2, 3), (0, 20))))
     assert wanted(found, "n1") == [(2, 0, 20, "0"), (3, 0, 20, "0")]
     assert "from another node" not in found.sentence()
 
 
 def test_the_newest_that_all_ranks_have() -> None:
     some = held(n0=kept((0, 1), (1, 21), (0, 20)), n1=kept((2, 3), (0, 20), (0, 19)))
-    assert Resumption(RANKS, some).saves == [(0, 20)]
-    assert Resumption(RANKS, some, before=20).saves == []
+    assert Resumption(NODES, some).saves == [(0, 20)]
+    assert Resumption(NODES, some, before=20).saves == []
 
 
 def test_an_iteration_that_was_done_again_is_another_save() -> None:
-    found = Resumption(RANKS, held(n0=kept((0, 1), (1, 20)), n1=kept((2, 3), (0, 20))))
+    found = Resumption(NODES, held(n0=kept((0, 1), (1, 20)), n1=kept((2, 3), (0, 20))))
     assert found.saves == [] and "ranks 2, 3 missing" in found.sentence()
 
 
 def test_a_later_cycle_counts_even_if_it_is_not_as_far() -> None:
     every = (0, 1, 2, 3)
-    found = Resumption(RANKS, held(n0=kept(every, (0, 20), (1, 8))))
+    found = Resumption(NODES, held(n0=kept(every, (0, 20), (1, 8))))
     assert found.saves == [(1, 8), (0, 20)]
 
 
 def test_states_of_another_number_of_ranks_do_not_count() -> None:
-    found = Resumption(RANKS, held(n0=kept((0, 1, 2, 3), (0, 20), world=8)))
+    found = Resumption(NODES, held(n0=kept((0, 1, 2, 3), (0, 20), world=8)))
     assert found.saves == [] and found.sentence() == ""
 
 
 def test_a_single_node_has_its_copies_on_a_spare() -> None:
-    found = Resumption({"n0": (0,)}, held(n0=(), n7=()))
-    assert found.plans([node(0)], [node(3), node(7)]) == {"n0": MemoryPlan("10.0.0.7", 9)}
-    assert found.plans([node(1)], [node(7)]) == {}  # it has no keeper
+    some = held(n0=(), n7=())
+    assert Resumption([node(0)], some).plans([node(3), node(7)]) == {"n0": MemoryPlan("10.0.0.7", 9)}
+    assert Resumption([node(1)], some).plans([node(7)]) == {}  # it has no keeper

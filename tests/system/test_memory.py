@@ -8,6 +8,8 @@ import pytest
 
 from nvrx_slurm.system.memory import free_bytes
 
+pytestmark = pytest.mark.fast
+
 GB = 1 << 30
 GROUP = "job_7/step_0"
 V1, V2 = {"proc/self/cgroup": f"4:memory:/{GROUP}\n1:cpu:/\n"}, {"proc/self/cgroup": f"0::/{GROUP}\n"}

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.core.checkpoint.memory import GENERATIONS
-from nvrx_slurm.types import Held, Kept, MemoryPlan, Node, Wanted
+from nvrx_slurm.types import InMemory, Kept, MemoryPlan, Node, Wanted
 
 Save = tuple[int, int]  # cycle and iteration: an iteration that is done again is another save
-Ranks = Mapping[str, Sequence[int]]  # of active nodes, by node_id
 _MOST_ORDERS = 8  # of a node
-_NOWHERE = Held("", 0)
+_SHOWN = 8
+_NOWHERE = InMemory("", 0)
 
 _DOMAINS: tuple[
     Callable[[Node], Any], ...
@@ -29,67 +29,102 @@ def partners(nodes: Sequence[Node]) -> dict[str, str]:
     Sorted by domain, each passes them on by the size of the largest one. So they leave their domain where none has more
     than half of the nodes. Else the next kind of domain counts; in the end, the next node is it.
     """
-    line, step = list(nodes), 1
+    line = list(nodes)
+    step = 1
     for domain in _DOMAINS:
-        largest = max(Counter(map(domain, nodes)).values(), default=0)
+        sizes = Counter(map(domain, nodes))
+        largest = max(sizes.values(), default=0)
         if 2 * largest <= len(nodes):
-            line, step = sorted(nodes, key=domain), largest
+            line = sorted(nodes, key=domain)
+            step = largest
             break
     others = line[step:] + line[:step]
-    pairs = zip(line, others, strict=True)
-    return {one.node_id: other.node_id for one, other in pairs if one is not other}
+    found = {}
+    for one, other in zip(line, others, strict=True):
+        if one is not other:
+            found[one.node_id] = other.node_id
+    return found
 
 
-def _holders(held: Mapping[str, Held], fits: Callable[[Kept], bool]) -> dict[Save, Any]:
+def _ranks_of(nodes: Sequence[Node]) -> dict[str, range]:
+    found, first = {}, 0
+    for node in nodes:
+        found[node.node_id] = range(first, first + node.nproc)
+        first += node.nproc
+    return found
+
+
+def _holders(held: Mapping[str, InMemory], fits: Callable[[Kept], bool]) -> dict[Save, Any]:
     """The nodes that have a rank's part of a save, by save and rank."""
     found: dict[Save, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node_id, one in held.items():
-        for kept in filter(fits, one.kept):
-            found[kept.cycle, kept.iteration][kept.rank].append(node_id)
+        for kept in one.kept:
+            if fits(kept):
+                save = (kept.cycle, kept.iteration)
+                found[save][kept.rank].append(node_id)
     return found
 
 
 class Resumption:
-    """What a job of these ranks can load from memory. `before`: only what is older than this iteration; -1 = any."""
+    """What a cycle on these nodes, in the order of their group ranks, can load from memory.
 
-    def __init__(self, ranks: Ranks, held: Mapping[str, Held], before: int = -1) -> None:
-        self._held, self._ranks = held, ranks
-        world = sum(map(len, ranks.values()))
-        found = _holders(
-            held,
-            lambda kept: (
-                kept.world == world
-                and 0 <= kept.rank < world
-                and (before < 0 or kept.iteration < before)
-            ),
-        )
-        self._found = found
-        whole = (save for save, holders in found.items() if len(holders) == world)
-        self.saves: list[Save] = sorted(whole, reverse=True)[:GENERATIONS]  # newest first
-        last = found[max(found)] if found else {}
-        self.missing = [rank for rank in range(world) if rank not in last] if found else []
+    `before`: only what is older than this iteration; -1 = any.
+    """
+
+    def __init__(
+        self, active: Sequence[Node], held: Mapping[str, InMemory], before: int = -1
+    ) -> None:
+        self._active = active
+        self._held = held
+        self._ranks = _ranks_of(active)
+        world = sum(node.nproc for node in active)
+
+        def fits(kept: Kept) -> bool:
+            is_of_job = kept.world == world and 0 <= kept.rank < world
+            return is_of_job and (before < 0 or kept.iteration < before)
+
+        self._found = found = _holders(held, fits)
+        whole = [save for save, holders in found.items() if len(holders) == world]
+        whole.sort(reverse=True)
+        self.saves: list[Save] = whole[:GENERATIONS]  # newest first
+        self._missing: list[int] = []  # ranks without the newest save of all
+        if found:
+            last = found[max(found)]
+            self._missing = [rank for rank in range(world) if rank not in last]
+
+    @property
+    def iteration(self) -> int:
+        """The newest one that all ranks can load; -1 = none."""
+        return self.saves[0][1] if self.saves else -1
 
     def _wanted(self, node_id: str) -> tuple[Wanted, ...]:
         found = []
         for save in self.saves:
             for rank in self._ranks[node_id]:
-                others = (one for one in self._found[save][rank] if one != node_id)
-                if other := next(others, ""):
-                    there = self._held[other]
+                holders = self._found[save][rank]
+                others = [one for one in holders if one != node_id]
+                if others:
+                    there = self._held[others[0]]
                     found.append(Wanted(rank, *save, there.address, there.port))
         return tuple(found)
 
     def _moved(self) -> list[int]:
         """Ranks whose newest save is not on their node."""
-        found = self._found[self.saves[0]] if self.saves else {}
-        places = ((node_id, rank) for node_id, ranks in self._ranks.items() for rank in ranks)
-        return [rank for node_id, rank in places if node_id not in found.get(rank, (node_id,))]
+        holders = self._found[self.saves[0]]
+        moved = []
+        for node_id, ranks in self._ranks.items():
+            for rank in ranks:
+                if node_id not in holders[rank]:
+                    moved.append(rank)
+        return moved
 
-    def plans(self, active: Sequence[Node], spares: Sequence[Node]) -> dict[str, MemoryPlan]:
-        """By node_id, for active nodes that have a keeper. A single one has its copies on a spare."""
-        able = [node for node in active if node.node_id in self._held]
-        others = [node for node in spares if node.node_id in self._held]
-        found = partners(able if len(able) > 1 else [*able, *others])
+    def plans(self, spares: Sequence[Node]) -> dict[str, MemoryPlan]:
+        """By node_id, for nodes that have a keeper. A single one has its copies on a spare."""
+        able = [node for node in self._active if node.node_id in self._held]
+        line = list(able)
+        if len(able) == 1:
+            line += [node for node in spares if node.node_id in self._held]
+        found = partners(line)
         plans = {}
         for node in able:
             there = self._held.get(found.get(node.node_id, ""), _NOWHERE)
@@ -102,13 +137,16 @@ class Resumption:
         if not self._found:
             return ""
         if not self.saves:
-            some = _listed(self.missing)
+            some = _listed(self._missing)
             return f"no iteration is in memory for all ranks, {some} missing: the disk has to do"
+        what = f"iteration {self.iteration} is in memory for all ranks"
         moved = self._moved()
-        fetched = f"; {_listed(moved)} from another node" if moved else ""
-        return f"iteration {self.saves[0][1]} is in memory for all ranks{fetched}"
+        if moved:
+            what += f"; {_listed(moved)} from another node"
+        return what
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    more = ", ..." if len(ranks) > _SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

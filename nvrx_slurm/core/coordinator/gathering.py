@@ -314,7 +314,9 @@ class Gathering:
         job.before = job.assignment
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
-        history, took = self._ledger.cycle_began(self._budget.history, promoted, now)
+        held = {node_id: kept for node_id in members if (kept := job.held.get(node_id))}
+        found = Resumption([member.node for member in active], held, self._budget.history.resume_before)
+        history, took = self._ledger.cycle_began(self._budget.history, promoted, now, found.iteration)
         nodes = [(member.node, member.port) for member in active]
         told = [(member.node.host, job.warmth.get(member.node.node_id)) for member in active]
         cold = [f"node {host}: {warmth.reason}" for host, warmth in told if warmth is not None and warmth.reason]
@@ -323,10 +325,7 @@ class Gathering:
         plan = Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts)
         assert plan.shared is not None
         plan.shared = replace(plan.shared, forked=not cold)
-        held = {node_id: kept for node_id in members if (kept := job.held.get(node_id))}
-        ranks = {slot.node_id: slot.ranks for slot in plan.slots.values()}
-        found = Resumption(ranks, held, history.resume_before)
-        plan.memory = found.plans([member.node for member in active], [members[one].node for one in placement.spares])
+        plan.memory = found.plans([members[node_id].node for node_id in placement.spares])
         self._roster.share(plan)
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))
         if found.sentence():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.declared import Record
-from nvrx_slurm.types import Held, Node, Peer, RestartPolicy, Warmth
+from nvrx_slurm.types import InMemory, Node, Peer, RestartPolicy, Warmth
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.assignment import Assignment
@@ -123,4 +123,4 @@ class JobState:
     before: Assignment | None = None  # of the cycle before, where this coordinator planned it
     warmth: dict[str, Warmth] = field(default_factory=dict)  # what each node told last, by node_id
     # checkpoints in its memory, as each node told last, by node_id
-    held: dict[str, Held | None] = field(default_factory=dict)
+    held: dict[str, InMemory | None] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class AgentLink:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
-        self.held: Callable[[], t.Held | None] = lambda: None  # checkpoints in this node's memory
+        self.held: Callable[[], t.InMemory | None] = lambda: None  # checkpoints in this node's memory
         self._last: dict[type, t.Imports | t.Warmth] = {}  # of each kind: each coordinator has to know them
 
     async def start(self) -> None:

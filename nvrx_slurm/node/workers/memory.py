@@ -19,7 +19,7 @@ from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.worker_spec import WorkerContract
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.memory import free_bytes
-from nvrx_slurm.types import Held, MemoryPlan, Node
+from nvrx_slurm.types import InMemory, MemoryPlan, Node
 
 _START_S = 40.0
 _ANSWER_S = 10.0  # for what it keeps
@@ -35,7 +35,7 @@ class KeeperRole:
     all other orphans; so this one is closed before that. `pem`: the identity of the job; None: it has one node.
     """
 
-    held: Held | None = None
+    held: InMemory | None = None
 
     def __init__(
         self, contract: WorkerContract, node: Node, say: Callable[[str], None], pem: Callable[[], str] | None
@@ -131,12 +131,12 @@ class KeeperRole:
     def _heard(self, answer: m.Answer) -> None:
         if isinstance(answer, m.Serving):
             self._port = answer.port or self._port
-            self.held = Held(answer.address, answer.port) if answer.port else None
+            self.held = InMemory(answer.address, answer.port) if answer.port else None
             self._known.set()
             if answer.why:
                 self._say_once(answer.why)
         elif isinstance(answer, m.AllKept):
             self.held = None if self.held is None else replace(self.held, kept=answer.kept)
             self._answered.set()
-        elif isinstance(answer, m.Told):
+        elif isinstance(answer, m.Remark):
             self._say(answer.text)
