@@ -19,8 +19,8 @@ from nvrx_slurm.control.identity import JobIdentity, from_pem
 from nvrx_slurm.core.checkpoint.memory import Generation, MemoryState
 from nvrx_slurm.records import Wanted
 
-_MOST_CALLERS = 8  # at once; further ones are hung up on
-_THREADS = 2 * _MOST_CALLERS
+_MOST_CALLS = 4  # to other keepers at once; further ones wait
+_MOST_CALLERS = 16  # further ones are hung up on: few nodes have something to do with this one
 _TORN = "it was replaced while it was sent: saves come faster than copies"
 
 
@@ -37,12 +37,12 @@ class Copies:
         check: Callable[[int, Generation, Callable[[bool], None]], None],
     ) -> None:
         self._store, self._say, self._check = store, say, check
-        self.work = Work(_THREADS)
+        self.calls, self.callers = Work(_MOST_CALLS), Work(_MOST_CALLERS)
         self.listener: socket.socket | None = None
         self.pending: dict[tuple[int, m.Save], list[Callable[[], None]]] = {}  # what is fetched
         self._identity: JobIdentity | None = None
         self._name = ""  # of this keeper, for others
-        self._callers = 0
+        self._busy = 0  # with so many callers
         self._to = ("", 0)  # who gets copies
         self._sending = set[int]()  # ranks
         self._sent: dict[int, tuple[tuple[str, int], int]] = {}  # to whom, and the serial, by rank
@@ -97,7 +97,7 @@ class Copies:
         push = self._push(number, newest)
         send = partial(self._send, identity, self._to, push)
         then = partial(self._sent_one, number, newest.memory)
-        self.work.do(send, then)
+        self.calls.do(send, then)
 
     def _send(
         self,
@@ -157,13 +157,13 @@ class Copies:
         assert self.listener is not None
         with suppress(OSError):
             connection, _ = self.listener.accept()
-            if self._identity is None or self._callers >= _MOST_CALLERS:
+            if self._identity is None or self._busy >= _MOST_CALLERS:
                 return connection.close()
-            self._callers += 1
-            self.work.do(partial(self._answer, connection, self._identity), self._answered)
+            self._busy += 1
+            self.callers.do(partial(self._answer, connection, self._identity), self._answered)
 
     def _answered(self, result: OSError | None) -> None:
-        self._callers -= 1
+        self._busy -= 1
 
     def _answer(self, connection: socket.socket, identity: JobIdentity) -> None:
         with Channel(connection, identity, is_server=True) as channel:
@@ -174,14 +174,14 @@ class Copies:
                 self._give(channel, request)
 
     def _give(self, channel: Channel, wanted: Wanted) -> None:
-        found = self.work.decide(partial(self._found, wanted))
+        found = self.callers.decide(partial(self._found, wanted))
         if found is None:
             return channel.tell(m.NotKept("it is not here any more"))
         push, memory = found
         try:
             push(channel)
         finally:
-            self.work.decide(partial(self._store.moving.discard, memory))
+            self.callers.decide(partial(self._store.moving.discard, memory))
 
     def _found(self, wanted: Wanted) -> tuple[Callable[[Channel], None], Memory] | None:
         found = self._here(wanted)
@@ -197,7 +197,7 @@ class Copies:
 
     def _take(self, channel: Channel, offer: m.Offer, wanted: bool = False) -> None:
         """In a thread. `wanted`: it was asked for. Raises OSError where it does not come whole."""
-        begun = self.work.decide(partial(self._begin, offer, wanted))
+        begun = self.callers.decide(partial(self._begin, offer, wanted))
         if not isinstance(begun, Memory):
             channel.tell(begun)
             if isinstance(begun, m.NotKept):
@@ -208,9 +208,9 @@ class Copies:
             channel.tell(m.Space(0))
             fits = begun.receive(channel.read_into) == offer.checksum
         except OSError:
-            self.work.decide(partial(self._store.moving.discard, begun))
+            self.callers.decide(partial(self._store.moving.discard, begun))
             raise
-        answer = self.work.decide(partial(self._arrived, begun, offer, wanted, fits))
+        answer = self.callers.decide(partial(self._arrived, begun, offer, wanted, fits))
         channel.tell(answer)
         if isinstance(answer, m.NotKept):
             raise OSError(answer.why)
@@ -280,7 +280,7 @@ class Copies:
                 return self._settle(key)
             if here is not None:
                 self._say(f"rank {wanted.rank}: iteration {wanted.iteration} is damaged here")
-            self.work.do(partial(self._fetch, wanted), partial(self._fetched, key, wanted))
+            self.calls.do(partial(self._fetch, wanted), partial(self._fetched, key, wanted))
 
         if here is None:
             checked(False)

@@ -191,8 +191,8 @@ class Keeper:
         self._agent = client
         if self._copies is None:
             self._copies = Copies(self._store, self._tell_agent, self._check)
-            work = self._copies.work
-            self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
+            for work in (self._copies.calls, self._copies.callers):
+                self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
         before = self._copies.listener
         serving = self._copies.serve(request)
         listener = self._copies.listener

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 
 UNREADABLE = -2  # instead of a checksum
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 256 << 10
 _STEP_BYTES = 2 << 20  # a description that grows by some bytes seldom needs other memory
 _SEALS = (
     fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -6,6 +6,7 @@ import mmap
 import os
 import secrets
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -314,3 +315,61 @@ def test_a_state_that_comes_in_part_or_damaged_is_not_kept(pair: tuple[Node, Nod
         if sent == OFFER.size:
             assert "checksum" in channel.hear().why
     assert other.kept() == set()
+
+
+def test_a_node_of_many_ranks_is_fetched_whole(make: Callable[..., Node]) -> None:
+    """More states than a keeper takes calls at once."""
+    has, new = make(), make()
+    has.follow(), new.follow()
+    for rank in range(12):
+        one = has.join(rank)
+        save(one, 1), save(one, 2)
+        one.close()
+    expected = {(rank, 0, iteration) for rank in range(12) for iteration in (1, 2)}
+    assert has.kept() == expected
+    new.follow(None, *(has.wants(rank, iteration) for iteration in (2, 1) for rank in range(12)))
+    new.gets(*expected)
+
+
+def test_it_is_small_with_copies_too(pair: tuple[Node, Node]) -> None:
+    one, other = pair
+    links = [one.join(rank) for rank in range(4)]
+    for iteration in (1, 2, 3):
+        for rank in links:
+            save(rank, iteration, 16 * MB)
+        other.gets(*((rank, 0, iteration) for rank in range(4)))
+    for node in pair:
+        status = Path(f"/proc/{node.pid}/status").read_text()
+        kb = {line.split(":")[0]: int(line.split()[1]) for line in status.splitlines() if line.startswith("Rss")}
+        print(kb)
+        assert kb["RssAnon"] + kb["RssFile"] < 35_000
+
+
+def test_saves_that_are_faster_than_copies_cost_copies_only(pair: tuple[Node, Node]) -> None:
+    """The partner is stopped, and goes on: the newest one arrives, and what was sent is not torn."""
+    one, other = pair
+    rank = one.join(0)
+    os.kill(other.pid, signal.SIGSTOP)
+    for iteration in range(1, 8):
+        save(rank, iteration, 8 * MB)
+    os.kill(other.pid, signal.SIGCONT)
+    other.gets((0, 0, 7))
+    assert one.told == []
+    assert load(other.join(0, cycle=1), 7)[:1] == b"\7"
+
+
+def test_a_keeper_that_is_killed_while_it_sends_leaves_nothing_half(make: Callable[..., Node]) -> None:
+    one, other = make(), make()
+    one.follow(other), other.follow()
+    rank = one.join(0)
+    save(rank, 1)
+    other.gets((0, 0, 1))
+    os.kill(other.pid, signal.SIGSTOP)
+    save(rank, 2, 64 * MB)  # more than the buffers of the connection
+    os.kill(one.pid, signal.SIGKILL)
+    os.kill(other.pid, signal.SIGCONT)
+    assert select.select([one.pidfd], [], [], BOUND_S)[0]
+    again = other.join(0, cycle=1)
+    assert {save for save in again.ask(m.AskHeld(), m.HeldSaves)[0].saves} <= {(0, 1)}
+    save(again, 2)
+    assert load(again, 2, cycle=1)[:1] == b"\2"
