@@ -342,7 +342,7 @@ def test_it_is_small_with_copies_too(pair: tuple[Node, Node]) -> None:
         status = Path(f"/proc/{node.pid}/status").read_text()
         kb = {line.split(":")[0]: int(line.split()[1]) for line in status.splitlines() if line.startswith("Rss")}
         print(kb)
-        assert kb["RssAnon"] + kb["RssFile"] < 35_000
+        assert kb["RssAnon"] + kb["RssFile"] < 25_000
 
 
 def test_saves_that_are_faster_than_copies_cost_copies_only(pair: tuple[Node, Node]) -> None:

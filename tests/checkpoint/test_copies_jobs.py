@@ -25,7 +25,10 @@ from nvrx_slurm.checkpoint import messages as m
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
 
-FLAGS = ("--ft-checkpoint-interface=lo", "--ft-keepalive-interval=2", "--ft-keepalive-timeout=2", "--rdzv-id=copies")
+FLAGS = (
+    *("--max-restarts=3", "--ft-checkpoint-interface=lo", "--rdzv-id=copies"),
+    *("--ft-keepalive-interval=2", "--ft-keepalive-timeout=2"),
+)
 LAST_CALL = "--rdzv-conf=join_timeout=60,last_call_timeout=30"
 
 
@@ -46,7 +49,10 @@ class Node:
     @property
     def waits(self) -> list[tuple[int, str]]:
         """Pid and keeper of each rank that waits for its fault."""
-        found = re.findall(r"fault \d+ \d+ (\d+) (\S+)$", self.text, re.M)
+        return self.waits_in(0)
+
+    def waits_in(self, cycle: int) -> list[tuple[int, str]]:
+        found = re.findall(rf"fault \d+ \d+ (\d+) (\S+) {cycle}$", self.text, re.M)
         return [(int(pid), name) for pid, name in found]
 
     def kill(self) -> None:
@@ -82,18 +88,25 @@ class Job:
         self.nodes = [Node(launch(directory, words, *FLAGS, *where, f"--node-rank={rank}")) for rank in ranks]
         self.active = self.nodes[:active]
 
-    def reach_the_fault(self) -> None:
-        """Until all ranks wait, and each keeper has the copies of the last iteration."""
-        self._until(lambda: all(len(one.waits) == 2 for one in self.active))
-        names = {one.waits[0][1] for one in self.active}
-        self._until(lambda: all(self._copies(name) == 2 for name in names))
+    def reach_the_fault(self, cycle: int = 0) -> list[Node]:
+        """The active nodes, when all ranks wait, and each keeper has the copies of the last iteration."""
+        active: list[Node] = []
 
-    def _copies(self, name: str) -> int:
+        def all_wait() -> bool:
+            active[:] = [one for one in self.nodes if len(one.waits_in(cycle)) == 2]
+            return len(active) == len(self.active)
+
+        self._until(all_wait)
+        names = [one.waits_in(cycle)[0][1] for one in active]
+        self._until(lambda: all(self._copies(name, FAULT_AT + cycle) == 2 for name in names))
+        return active
+
+    def _copies(self, name: str, iteration: int) -> int:
         with link.connect(name) as connection:
             connection.send(m.requests.encode(m.AskKept()))
             answer = m.answers.decode(connection.recv(m.MAX_PACKET_BYTES))
         assert isinstance(answer, m.AllKept)
-        return sum(one.iteration == FAULT_AT for one in answer.kept) - 2
+        return sum(one.iteration == iteration for one in answer.kept) - 2
 
     def _until(self, condition: Callable[[], bool]) -> None:
         for _ in range(int(BOUND_S * 20)):
@@ -131,12 +144,12 @@ def make() -> Iterator[Callable[..., Job]]:
     with tempfile.TemporaryDirectory(prefix="nvrx-kc-") as name:
         jobs: list[Job] = []
 
-        def job(fault: str = "told", active: int = 2, spares: int = 1) -> Job:
+        def job(fault: str = "once", active: int = 2, spares: int = 1) -> Job:
             directory = Path(name) / str(len(jobs))
             directory.mkdir()
             (directory / "train.py").write_text(TRAINING)
             jobs.append(Job(directory, fault, active, spares))
-            if fault == "told":
+            if fault in ("once", "told"):
                 jobs[-1].reach_the_fault()
             return jobs[-1]
 
@@ -189,6 +202,7 @@ def killed_keeper_of_the_rest(job: Job) -> list[Node]:
 FAULTS = [lost_node, lost_coordinator, killed_rank, killed_keeper, killed_keeper_of_the_rest]
 
 
+@pytest.mark.repeats("killed_rank", "killed_keeper_of_the_rest")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
 def test_a_fault_costs_no_more_than_the_step_that_ran(
     make: Callable[..., Job], undisturbed: set[str], fault: Callable[[Job], list[Node]]
@@ -227,6 +241,7 @@ def test_bits_that_flip_on_one_node_are_mended_from_its_partner(
     assert "is damaged here" in job.text and "was fetched" in job.text
 
 
+@pytest.mark.matrix
 def test_bits_that_flip_everywhere_lead_to_the_disk(make: Callable[..., Job], undisturbed: set[str]) -> None:
     job = make()
     for one in job.active:
@@ -235,3 +250,21 @@ def test_bits_that_flip_everywhere_lead_to_the_disk(make: Callable[..., Job], un
     assert job.end() == undisturbed
     assert begins(job.text, 1) == {0}
     assert "read the disk" in job.text
+
+
+def test_two_coordinators_that_are_lost_one_after_another(make: Callable[..., Job], undisturbed: set[str]) -> None:
+    """The second spare gets what the first cycle and the second one have saved."""
+    job = make("told", spares=2)
+    lost = lost_coordinator(job)
+    job.reach_the_fault(cycle=1)
+    lost += lost_node(job)
+    assert job.end(*lost) == undisturbed
+    assert begins(job.text, 1) == {FAULT_AT} and begins(job.text, 2) == {FAULT_AT + 1}
+
+
+@pytest.mark.matrix
+def test_a_rank_that_is_killed_in_a_save_of_a_job_with_copies(make: Callable[..., Job], undisturbed: set[str]) -> None:
+    """Other ranks are a step further, and their copies, too: all take the iteration that each of them has."""
+    job = make("in-a-save", spares=0)
+    assert job.end() == undisturbed
+    assert begins(job.text, 1) == {FAULT_AT}
