@@ -42,7 +42,10 @@ class KeeperRole:
     ) -> None:
         self._size, self._say, self._pem = contract.checkpoint_memory, say, pem
         self._say_once = once(say)
-        self._interface = contract.checkpoint_interface if pem is not None else ""
+        self._interface = contract.checkpoint_interface
+        if self._interface and pem is None:
+            self._interface = ""
+            say("no copies of checkpoints are kept: the job has one node")
         place = {"NVRX_RUN_DIR": contract.run_dir, "NVRX_INFRA_RANK": str(node.infra_rank)}
         self._env = {**os.environ, **place, link.LIMIT: str(self._size)}
         self._name = link.address(self._env, os.getpid())
