@@ -6,6 +6,7 @@ Threads move bytes, and ask `Work.decide` what to do.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,6 +22,10 @@ from nvrx_slurm.records import Wanted
 
 _MOST_CALLS = 4  # to other keepers at once; further ones wait
 _MOST_CALLERS = 16  # further ones are hung up on: few nodes have something to do with this one
+_SLOW = (
+    "copies of checkpoints take longer than saves, so ranks may have copies of different iterations;"
+    " save less often, or name a faster --ft-checkpoint-interface"
+)
 _TORN = "it was replaced while it was sent: saves come faster than copies"
 
 
@@ -46,6 +51,8 @@ class Copies:
         self._to = ("", 0)  # who gets copies
         self._sending = set[int]()  # ranks
         self._sent: dict[int, tuple[tuple[str, int], int]] = {}  # to whom, and the serial, by rank
+        self._waiting = Counter[int]()  # saves of a rank during a send
+        self._is_slow = False  # it was said
         self._said: dict[int, str] = {}  # why the last copy of a rank was not kept
 
     # --- the agent ------------------------------------------------------------------------------
@@ -83,7 +90,10 @@ class Copies:
         rank = self._store.ranks.get(number)
         if identity is None or not self._to[0]:
             return
-        if rank is None or rank.copied or number in self._sending:
+        if rank is None or rank.copied:
+            return
+        if number in self._sending:
+            self._waiting[number] += 1
             return
         verified = [one for one in rank.generations if one.state is MemoryState.VERIFIED]
         newest = max(verified, key=lambda one: one.save, default=None)
@@ -93,6 +103,9 @@ class Copies:
         if self._sent.get(number) == this:
             return
         self._sent[number] = this
+        if self._waiting.pop(number, 0) > 1 and not self._is_slow:
+            self._is_slow = True
+            self._say(_SLOW)
         self._sending.add(number)
         push = self._push(number, newest)
         send = partial(self._send, identity, self._to, push)
@@ -224,6 +237,9 @@ class Copies:
             return m.NotKept("it is no state of a rank")
         if not wanted and not rank.copied:
             return m.NotKept(f"rank {offer.rank} runs here")
+        is_late = any(one.holds and one.cycle > offer.cycle for one in rank.generations)
+        if is_late and not wanted:
+            return m.NotKept(f"rank {offer.rank} has gone on in a later cycle")
         save = (offer.cycle, offer.iteration)
         same = rank.find(offer.world, save)
         if same is not None and same.checksum == offer.checksum:

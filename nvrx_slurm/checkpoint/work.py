@@ -29,6 +29,8 @@ class Work:
                 result = work()
             except OSError as error:
                 result = error
+            except Exception as error:  # a defect: whoever waits for the result hears of it
+                result = OSError(repr(error))
             self._bring(partial(then, result))
 
         self._pool.submit(run)

@@ -218,6 +218,17 @@ def test_copies_of_a_node_that_sends_elsewhere_now_are_forgotten(
     assert other.kept() == {(1, 1, 2)}
 
 
+def test_what_comes_late_from_an_earlier_cycle_is_not_taken(pair: tuple[Node, Node]) -> None:
+    """The keeper of an agent that was killed goes on for a while."""
+    one, other = pair
+    save(one.join(0, cycle=1), 4)
+    other.gets((0, 1, 4))
+    with call(other) as channel:
+        channel.tell(OFFER)
+        assert isinstance(channel.hear(), m.NotKept)
+    assert other.kept() == {(0, 1, 4)}
+
+
 def test_a_partner_without_room_is_said_once_and_training_goes_on(make: Callable[..., Node]) -> None:
     one, small = make(), make(limit=MB)
     small.follow(), one.follow(small)
@@ -225,7 +236,8 @@ def test_a_partner_without_room_is_said_once_and_training_goes_on(make: Callable
     for iteration in (1, 2, 3):
         save(rank, iteration)
     one.says("--ft-checkpoint-memory")
-    assert small.kept() == set() and one.kept() == {(0, 0, 2), (0, 0, 3)} and one.told == []
+    assert small.kept() == set() and one.kept() == {(0, 0, 2), (0, 0, 3)}
+    assert not any("no copy" in text for text in one.told)
 
 
 def test_a_partner_that_is_gone_is_said(make: Callable[..., Node]) -> None:
@@ -354,6 +366,7 @@ def test_saves_that_are_faster_than_copies_cost_copies_only(pair: tuple[Node, No
         save(rank, iteration, 8 * MB)
     os.kill(other.pid, signal.SIGCONT)
     other.gets((0, 0, 7))
+    one.says("longer than saves")
     assert one.told == []
     assert load(other.join(0, cycle=1), 7)[:1] == b"\7"
 
