@@ -212,6 +212,7 @@ def test_a_fault_costs_no_more_than_the_step_that_ran(
     assert job.end(*lost) == undisturbed
     assert begins(job.text, 0) == {0} and begins(job.text, 1) == {FAULT_AT}
     assert f"iteration {FAULT_AT} is in memory for all ranks" in job.text
+    assert ("another one starts" in job.text) == ("keeper" in fault.__name__)
 
 
 def test_two_partners_that_are_lost_at_once_lead_to_the_disk(make: Callable[..., Job], undisturbed: set[str]) -> None:

@@ -23,7 +23,7 @@ from nvrx_slurm.types import InMemory, MemoryPlan, Node
 
 _START_S = 40.0
 _ANSWER_S = 10.0  # for what it keeps
-_AGAIN_S = 1.0
+_AGAIN_S, _LONGEST_AGAIN_S = 1.0, 60.0
 _CLOSE_S = 5.0
 _GIB = 1 << 30
 
@@ -80,11 +80,14 @@ class KeeperRole:
         if self._interface:
             with contextlib.suppress(asyncio.TimeoutError):
                 await bounded.wait_for(self._known.wait(), _START_S)
+                if self._connection is None:
+                    return
                 self._answered.clear()
                 self._send(m.AskKept())
                 await bounded.wait_for(self._answered.wait(), _ANSWER_S)
 
     async def _run(self) -> None:
+        again_s = _AGAIN_S
         while True:
             try:
                 async with self._starts:
@@ -92,10 +95,13 @@ class KeeperRole:
                 if not self._interface:
                     return
                 await self._serve()
+                again_s = _AGAIN_S
                 self._say("the keeper of checkpoints has ended, with all that it held: another one starts")
             except (link.CheckpointError, bounded.Overrun, OSError, ProtocolError) as error:
                 self._say_once(str(error))
-            await asyncio.sleep(_AGAIN_S)
+                self._known.set()  # there is none
+                again_s = min(2 * again_s, _LONGEST_AGAIN_S)
+            await asyncio.sleep(again_s)
 
     async def _start(self) -> None:
         start = partial(link.start, self._name, self._env, os.getpid())
@@ -114,8 +120,9 @@ class KeeperRole:
             self._send(m.Serve(self._interface, self._port))
             self._follow(self._plan)
             receive = partial(asyncio.get_running_loop().sock_recv, connection, m.MAX_PACKET_BYTES)
-            while packet := await receive():
-                self._heard(m.answers.decode(packet))
+            with contextlib.suppress(ConnectionResetError):
+                while packet := await receive():
+                    self._heard(m.answers.decode(packet))
         finally:
             connection.close()
             self._connection = self.held = None
