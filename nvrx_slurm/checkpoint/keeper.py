@@ -191,7 +191,8 @@ class Keeper:
         self._agent = client
         if self._copies is None:
             self._copies = Copies(self._store, self._tell_agent, self._check)
-            for work in (self._copies.calls, self._copies.callers):
+            works = (self._copies.calls, self._copies.callers)
+            for work in works:
                 self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
         before = self._copies.listener
         serving = self._copies.serve(request)
@@ -213,7 +214,8 @@ class Keeper:
         if request.size <= 0 or request.iteration < 0:
             return self._drop(client)
         size = rounded(request.size)
-        problem = self._store.lacks(joined.rank, size, joined.local_world)
+        local_world = joined.local_world
+        problem = self._store.lacks(joined.rank, size, local_world)
         if problem:
             return self._say(client, m.NotKept(problem))
         save = (joined.cycle, request.iteration)
