@@ -82,7 +82,7 @@ def _took(what):
 def _until_checked():
     newest = checkpoint.available()
     assert newest is not None
-    os.close(rank._keeper.ask(messages.AskSaved(newest), messages.Saved)[1])
+    os.close(rank._keeper.ask(messages.AskSaved((0, newest)), messages.Saved)[1])
 
 
 if __name__ == "__main__":

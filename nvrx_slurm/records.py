@@ -278,3 +278,38 @@ class Peer(Record):
     host: Name  # for people
     addr: Name
     port: Port  # 0 = one of the ports that the job may use there
+
+
+class Kept(Record):
+    """A whole state of one rank in a node's memory, the rank's own or a copy of another node's."""
+
+    rank: Count
+    world: Count  # how many ranks the job had
+    cycle: Count  # that saved it
+    iteration: Big
+
+
+class InMemory(Record):
+    """What the keeper of a node has, and where it answers other nodes."""
+
+    address: Name
+    port: Port
+    kept: AtMost256[Kept] = ()  # at most 256
+
+
+class Wanted(Record):
+    """A state of a rank of the receiver, and the keeper that has it, too."""
+
+    rank: Count
+    cycle: Count
+    iteration: Big
+    address: Name
+    port: Port
+
+
+class MemoryPlan(Record):
+    """What a node's keeper has to do in a cycle."""
+
+    address: Name = ""  # of the keeper that gets copies; "" = none does
+    port: Port = 0
+    wanted: AtMost256[Wanted] = ()  # what its ranks may load, in the order of use; at most 256

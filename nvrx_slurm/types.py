@@ -44,8 +44,11 @@ from nvrx_slurm.records import Examined as Examined
 from nvrx_slurm.records import Finding as Finding
 from nvrx_slurm.records import Imported as Imported
 from nvrx_slurm.records import Imports as Imports
+from nvrx_slurm.records import InMemory as InMemory
+from nvrx_slurm.records import Kept as Kept
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import LogServer as LogServer
+from nvrx_slurm.records import MemoryPlan as MemoryPlan
 from nvrx_slurm.records import NodeTime as NodeTime
 from nvrx_slurm.records import Pace as Pace
 from nvrx_slurm.records import Peer as Peer
@@ -55,6 +58,7 @@ from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
 from nvrx_slurm.records import Spent as Spent
 from nvrx_slurm.records import StragglerRecord as StragglerRecord
+from nvrx_slurm.records import Wanted as Wanted
 from nvrx_slurm.records import Warmth as Warmth
 from nvrx_slurm.records import Window as Window
 
@@ -170,6 +174,7 @@ class RestartRecord(Record):
     ran_s: Seconds = 0.0  # that cycle
     alone: bool = False  # as far as that cycle told, it may have been the node's own failure
     alike: AtMost8[Alike] = ()  # or that of these nodes as well
+    memory: Big = -1  # iteration that all ranks of the next cycle could load from memory; -1 = none
     replaced: AtMost16[Name] = ()  # hosts that have lost their places for it; () with `elsewhere`: that of the cause
 
 
@@ -246,6 +251,7 @@ class Plan(Record):
     dead: AtMost4096[Name] = ()  # keys of nodes that do not vote: proven dead, or returned
     returned: AtMost4096[Name] = ()  # the part of `dead` that is alive again, and votes once each node has this plan
     forked: bool = True  # all ranks come from templates; False: one node cannot do that, so all execute them
+    memory: MemoryPlan | None = None  # None: checkpoints in memory are not copied
 
     @property
     def active(self) -> bool:
@@ -294,6 +300,7 @@ class Register(Record):
     number: Count = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
     counted: Counted | None = None  # the last one that it got
+    held: InMemory | None = None  # checkpoints in memory; None: they are not copied
 
     @property
     def busy(self) -> bool:
@@ -340,6 +347,7 @@ class Ready(Record):
     term: Count
     cycle: Count
     port: Port
+    held: InMemory | None = None  # as in Register
 
 
 class Asked(Record):

@@ -26,6 +26,7 @@ from test_status import GOOD
 from test_why import RESULT
 
 from nvrx_slurm.attribution import llm, web
+from nvrx_slurm.checkpoint import messages as keeping
 from nvrx_slurm.config import files, nvhcd, signatures, site
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
@@ -100,6 +101,7 @@ OUTPUT = 'iteration 10 loss 3\rstep 11\nTraceback (most recent call last):\n  Fi
 REPLY = {"choices": [{"message": {"content": '{"story": "s", "rule": "agree", "citations": []}'}}]}
 REPORT = '{"node":"n","when":"w","findings":[],"notes":[],"seconds":1}'
 READY = Ready(1, 2, 3)
+OFFER = keeping.Offer(0, 2, 0, 20, 64, 0, 64, 7, "10.0.0.1 4000")
 MESSAGE = FROM_AGENTS.encode(READY)
 METRICS = {**GOOD, "restarts": {"used": 1, "allowed": 2, "by_kind": {}}}
 # Name: the parser, its error, and samples. Of JSON as the readers of log trees take it, text, bytes, and files of YAML.
@@ -131,6 +133,8 @@ TEXTS = {
 BYTES = {
     "from an agent": (FROM_AGENTS.decode, ProtocolError, MESSAGE),
     "from a coordinator": (FROM_COORDINATOR.decode, ProtocolError, FROM_COORDINATOR.encode(Stop(1, 2, "r"))),
+    "to a keeper": (keeping.requests.decode, ProtocolError, keeping.requests.encode(keeping.Join(0, 2, 2, 9))),
+    "between keepers": (keeping.between.decode, ProtocolError, keeping.between.encode(OFFER)),
     "monitor": (monitor_wire.decode, monitor_wire.WireError, monitor_wire.encode("init", rank=3)),
     "log sources": (wire.opened, ProtocolError, wire.message(wire.OPEN, [[1, 0, "f", 3]])),
     "log chunk": (wire.to_chunk, ProtocolError, wire.from_chunk(wire.Chunk(1, 0, 3, 9, b"a\n"))),

@@ -1,49 +1,38 @@
 """The keeper: the process of a node that owns the memory of checkpoints.
 
 It ends a while after the launcher of the ranks, unless ranks of another launcher have come by then. No torch. One
-thread decides; checksums and the making of memory are in others.
+thread decides; checksums, the making of memory and copies are in others.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
-import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.checkpoint import messages as m
-from nvrx_slurm.checkpoint.link import THREAD_NAME, is_stranger
+from nvrx_slurm.checkpoint import orphan
+from nvrx_slurm.checkpoint.link import is_stranger
 from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory, rounded
-from nvrx_slurm.core.checkpoint.memory import (
-    Generation,
-    MemoryEvent,
-    MemoryState,
-    RankMemory,
-    Room,
-    lacks,
-)
+from nvrx_slurm.checkpoint.store import Store
+from nvrx_slurm.checkpoint.work import Work
+from nvrx_slurm.core.checkpoint.memory import Generation, MemoryEvent, MemoryState, RankMemory
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.system.memory import free_bytes
+
+if TYPE_CHECKING:
+    from nvrx_slurm.checkpoint.copies import Copies
 
 _MAX_CLIENTS = 256
-_MAX_RANKS = 128
-_BACKLOG = 128
 _THREADS = 4
-_NICE = 10
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # set_mempolicy(2), which libc does not have
-_MPOL_DEFAULT = 0
 
 
 class RankClient:
-    """One connection of a rank."""
+    """One connection of a rank, or of the agent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -59,21 +48,20 @@ class Keeper:
     """
 
     def __init__(self, listener: socket.socket, limit: int, launcher: int, linger_s: float) -> None:
-        self._listener, self._limit, self._linger_s = listener, limit, linger_s
+        self._listener = listener
+        self._linger_s = linger_s
         self._selector = selectors.DefaultSelector()
-        self._pool = ThreadPoolExecutor(_THREADS)
-        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._finished: deque[Callable[[], None]] = deque()
+        self._work = Work(_THREADS)
+        self._store = Store(limit)
+        self._copies: Copies | None = None
+        self._agent: RankClient | None = None  # that gets sentences
         self._clients: set[RankClient] = set()
         self._owners: dict[int, RankClient] = {}  # by rank: the process that may save
-        self._ranks: dict[int, RankMemory] = {}
-        self._serial = 0
-        self._making = 0  # bytes that threads allocate now
         self._launcher = -1  # pidfd; -1 = it has ended
         self._ended = set[int]()  # launchers
         self._ends_at = 0.0
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._wake)
+        self._selector.register(self._work.woken, selectors.EVENT_READ, self._work.finish)
         self._follow(launcher)
 
     def run(self) -> None:
@@ -133,14 +121,18 @@ class Keeper:
             return self._drop(client)
         if isinstance(request, m.Join):
             return self._join(client, request)
+        if isinstance(request, m.AgentRequest):
+            return self._of_agent(client, request)
         if client.joined is None:
             return self._drop(client)
         if self._owners.get(client.joined.rank) is not client:
             return self._say(client, m.NotKept(f"another process is rank {client.joined.rank} now"))
         handlers: dict[type, Callable[[RankClient, Any], None]] = {
-            m.AskSpace: self._ask_space, m.SaveDone: self._save_done, m.AskHeld: self._ask_held,
+            m.AskSpace: self._ask_space,
+            m.SaveDone: self._save_done,
+            m.AskHeld: self._ask_held,
             m.AskSaved: self._ask_saved,
-        }  # fmt: skip
+        }
         handlers[type(request)](client, request)
 
     def _drop(self, client: RankClient) -> None:
@@ -154,7 +146,7 @@ class Keeper:
         rank = client.joined.rank if client.joined is not None else -1
         if self._owners.get(rank) is client:
             del self._owners[rank]
-            self._ranks[rank].abandon()
+            self._store.ranks[rank].abandon()
 
     def _say(self, client: RankClient, answer: m.Answer, memory: Memory | None = None) -> None:
         client.waits = False
@@ -171,86 +163,109 @@ class Keeper:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _join(self, client: RankClient, request: m.Join) -> None:
-        rank = request.rank
-        if (
-            client.joined is not None
-            or rank < 0
-            or (rank not in self._ranks and len(self._ranks) >= _MAX_RANKS)
-        ):
+        rank = self._store.rank(request.rank)
+        if client.joined is not None or rank is None:
             return self._drop(client)
         client.joined = request
-        self._ranks.setdefault(rank, RankMemory()).abandon()  # the newer process is the rank
-        self._owners[rank] = client
-        if len(self._owners) >= request.local_world:  # all of the node: others run elsewhere by now
-            self._ranks = {number: self._ranks[number] for number in self._owners}
+        rank.abandon()  # the newer process is the rank
+        rank.copied = False
+        self._owners[request.rank] = client
+        if len(self._owners) >= request.local_world:
+            self._store.leave_all_but(set(self._owners))
         if self._launcher < 0:
             self._follow(request.launcher)
         self._say(client, m.Accepted())
 
+    def _of_agent(self, client: RankClient, request: m.AgentRequest) -> None:
+        if isinstance(request, m.AskKept):
+            return self._say(client, m.AllKept(self._store.kept()))
+        if isinstance(request, m.Serve):
+            return self._say(client, self._serve(client, request))
+        if self._copies is not None:
+            self._copies.follow(request)
+        self._say(client, m.Accepted())
+
+    def _serve(self, client: RankClient, request: m.Serve) -> m.Serving:
+        from nvrx_slurm.checkpoint.copies import Copies  # TLS: only where there are copies
+
+        self._agent = client
+        if self._copies is None:
+            self._copies = Copies(self._store, self._tell_agent, self._check)
+            works = (self._copies.calls, self._copies.callers)
+            for work in works:
+                self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
+        before = self._copies.listener
+        serving = self._copies.serve(request)
+        listener = self._copies.listener
+        if listener is not None and listener is not before:
+            self._selector.register(listener, selectors.EVENT_READ, self._copies.accept)
+        return serving
+
+    def _tell_agent(self, sentence: str) -> None:
+        if self._agent is not None:
+            self._say(self._agent, m.Remark(sentence))
+
     def _of(self, client: RankClient) -> tuple[m.Join, RankMemory]:
         assert client.joined is not None
-        return client.joined, self._ranks[client.joined.rank]
+        return client.joined, self._store.ranks[client.joined.rank]
 
     def _ask_space(self, client: RankClient, request: m.AskSpace) -> None:
-        joined, rank = self._of(client)
+        joined, _ = self._of(client)
         if request.size <= 0 or request.iteration < 0:
             return self._drop(client)
         size = rounded(request.size)
-        problem = self._lacks(joined, size)
+        local_world = joined.local_world
+        problem = self._store.lacks(joined.rank, size, local_world)
         if problem:
             return self._say(client, m.NotKept(problem))
-        self._serial += 1
-        chosen = rank.begin(request.iteration, joined.world, self._serial)
-        if chosen.memory is not None and chosen.memory.size >= request.size:
-            chosen.memory.used = request.size
+        save = (joined.cycle, request.iteration)
+        chosen = self._store.begin(joined.rank, save, joined.world, request.size)
+        if chosen.memory is not None:
             return self._say(client, m.Space(chosen.serial), chosen.memory)
-        chosen.memory = None
-        self._making += size
-        client.waits, serial = True, chosen.serial
-        self._work(partial(Memory, size), partial(self._made, client, request, chosen, serial))
-
-    def _lacks(self, joined: m.Join, size: int) -> str:
-        sizes = {
-            number: sum(one.memory.size for one in rank.generations if one.memory is not None)
-            for number, rank in self._ranks.items()
-        }
-        others = [number for number, held in sizes.items() if held and number != joined.rank]
-        missing = max(0, joined.local_world - 1 - len(others))
-        free, of = free_bytes()
-        room = Room(free - self._making, of, self._limit, self._making + sum(sizes.values()))
-        return lacks(room, size, sizes[joined.rank], missing)
+        memory = Memory(size)
+        memory.used = request.size
+        self._store.moving.add(memory)
+        client.waits = True
+        made = partial(self._made, client, memory, chosen, chosen.serial)
+        self._work.do(memory.allocate, made)
 
     def _made(
         self,
         client: RankClient,
-        request: m.AskSpace,
+        memory: Memory,
         chosen: Generation,
         serial: int,
-        made: Memory | OSError,
+        error: OSError | None,
     ) -> None:
-        self._making -= rounded(request.size)
+        self._store.moving.discard(memory)
         if chosen.serial != serial or chosen.state is not MemoryState.WRITING:
             return self._drop(client)  # another process is the rank now
-        if isinstance(made, OSError):
+        if error is not None:
             chosen.step(MemoryEvent.ABANDON)
-            return self._say(
-                client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}")
-            )
-        made.used, chosen.memory = request.size, made
-        self._say(client, m.Space(serial), made)
+            why = f"the kernel gives no memory for it: {error.strerror}"
+            return self._say(client, m.NotKept(why))
+        chosen.memory = memory
+        self._say(client, m.Space(serial), memory)
 
     def _save_done(self, client: RankClient, request: m.SaveDone) -> None:
-        _, rank = self._of(client)
+        joined, rank = self._of(client)
         written = rank.of(request.serial)
-        memory = None if written is None else written.memory
+        if written is None or written.memory is None:
+            return self._drop(client)
+        memory = written.memory
         end = request.tree_at + request.tree_size
-        if memory is None or min(request.tree_at, request.tree_size) < 0 or end > memory.used:
+        is_inside = min(request.tree_at, request.tree_size) >= 0 and end <= memory.used
+        if not is_inside or not rank.complete(request.serial):
             return self._drop(client)
-        if written is None or not rank.complete(request.serial):
-            return self._drop(client)
-        memory.used, memory.tree_at, memory.tree_size = end, request.tree_at, request.tree_size
+        memory.used = end
+        memory.tree_at = request.tree_at
+        memory.tree_size = request.tree_size
         self._say(client, m.Accepted())
-        self._check(rank, written, lambda fits: None)
+        self._check(joined.rank, written, partial(self._saved, joined.rank))
+
+    def _saved(self, number: int, fits: bool) -> None:
+        if fits and self._copies is not None:
+            self._copies.offer(number)
 
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
@@ -260,104 +275,55 @@ class Keeper:
             if others
             else ""
         )
-        self._say(
-            client, m.HeldSaves(tuple(one.iteration for one in rank.held(joined.world)), other)
-        )
+        saves = {one.save for one in rank.held(joined.world)}
+        if self._copies is not None:
+            for number, save in self._copies.pending:
+                if number == joined.rank:
+                    saves.add(save)
+        newest_first = sorted(saves, reverse=True)
+        self._say(client, m.HeldSaves(tuple(newest_first), other))
 
     def _ask_saved(self, client: RankClient, request: m.AskSaved) -> None:
         joined, rank = self._of(client)
-        found = next(
-            (one for one in rank.held(joined.world) if one.iteration == request.iteration), None
-        )
+        waiting = None
+        if self._copies is not None:
+            this = (joined.rank, request.save)
+            waiting = self._copies.pending.get(this)
+        client.waits = True
+        if waiting is not None:
+            return waiting.append(partial(self._ask_saved, client, request))
+        found = rank.find(joined.world, request.save)
+        what = f"iteration {request.save[1]} of rank {joined.rank}"
         if found is None:
-            return self._say(
-                client, m.NotKept(f"rank {joined.rank} has no iteration {request.iteration}")
-            )
-        client.waits, memory = True, found.memory
+            return self._say(client, m.NotKept(f"{what} is not here"))
+        memory = found.memory
 
         def answer(fits: bool) -> None:
             if fits:
                 return self._say(client, m.Saved(memory.tree_at, memory.tree_size), memory)
-            why = f"iteration {request.iteration} of rank {joined.rank} is damaged: its checksum differs"
-            self._say(client, m.NotKept(why))
+            self._say(client, m.NotKept(f"{what} is damaged: its checksum differs"))
 
-        self._check(rank, found, answer)
+        self._check(joined.rank, found, answer)
 
     # --- work in threads ----------------------------------------------------------------------------------------
 
-    def _check(self, rank: RankMemory, what: Generation, then: Callable[[bool], None]) -> None:
-        serial = what.serial
+    def _check(self, number: int, what: Generation, then: Callable[[bool], None]) -> None:
+        rank, serial = self._store.ranks[number], what.serial
 
         def checked(found: Any) -> None:
             then(rank.checked(serial, found if isinstance(found, int) else UNREADABLE))
 
-        self._work(what.memory.checksum, checked)
-
-    def _work(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Do `work` in a thread, `then` here with its result or OSError."""
-
-        def do() -> None:
-            try:
-                result = work()
-            except OSError as error:
-                result = error
-            self._finished.append(partial(then, result))
-            os.eventfd_write(self._woken, 1)
-
-        self._pool.submit(do)
-
-    def _wake(self) -> None:
-        os.eventfd_read(self._woken)
-        while self._finished:
-            self._finished.popleft()()
-
-
-def _listen(name: str) -> socket.socket | None:
-    """None: another keeper has the name."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(name)
-    except OSError:
-        listener.close()
-        return None
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _leave(listener: socket.socket) -> None:
-    """Become a process of nobody: an orphan that the launcher, where it is a subreaper, or init reaps."""
-    ready, told = os.pipe()
-    if os.fork():
-        os.close(told)
-        os._exit(0 if os.read(ready, 1) else 1)
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    listener.listen(_BACKLOG)  # for who connects, the process that listened last is the peer
-    os.write(told, b"x")
-    for fd in (ready, told, null):
-        os.close(fd)
+        self._work.do(what.memory.checksum, checked)
 
 
 def main(argv: list[str]) -> int:
     """NAME LIMIT LAUNCHER LINGER_S: listen, then go on without a parent; the caller's child ends."""
-    limit, launcher, linger_s = int(argv[1]), int(argv[2]), float(argv[3])
-    listener = _listen("\0" + argv[0])
+    limit = int(argv[1])
+    launcher = int(argv[2])
+    linger_s = float(argv[3])
+    listener = orphan.listen(argv[0])
     if listener is None:
         return 0
-    with suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(THREAD_NAME)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # Slurm sends them to each process of a step. A process that ignores them counts as a helper that cleans up.
-        signal.signal(signum, lambda *_: None)
-    with suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # not that of the rank that was first
-        os.nice(_NICE)
-    if os.uname().machine in _SET_MEMPOLICY:  # nor its NUMA node
-        ctypes.CDLL(None).syscall(_SET_MEMPOLICY[os.uname().machine], _MPOL_DEFAULT, None, 0)
-    os.chdir("/")
-    _leave(listener)
+    orphan.become_its_own(listener)
     Keeper(listener, limit, launcher, linger_s).run()
     os._exit(0)  # a thread may be at work

@@ -83,22 +83,28 @@ def start(name: str, environ: Mapping[str, str], launcher: int, linger_s: float 
         raise KeeperGone(f"{what}: {last or f'exit code {ended.code}'}")
 
 
+def connect(name: str) -> socket.socket:
+    """A connection to the keeper. Raises KeeperGone, or CheckpointError where it is a stranger."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(_ANSWER_S)
+    try:
+        connection.connect("\0" + name)
+        if not is_stranger(connection):
+            return connection
+    except OSError as error:
+        connection.close()
+        raise KeeperGone(f"there is no keeper of checkpoints: {error}") from None
+    connection.close()
+    raise CheckpointError("a process of another user answers as the keeper of checkpoints")
+
+
 class Link:
     """A connection to the keeper. Raises KeeperGone where nobody listens, CheckpointError where it is a stranger."""
 
     def __init__(self, name: str, joins: m.Join) -> None:
         self.joins = joins
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.settimeout(_ANSWER_S)  # connecting, too
+        self._connection = connect(name)
         self._asks = False
-        try:
-            self._connection.connect("\0" + name)
-        except OSError as error:
-            self.close()
-            raise KeeperGone(f"there is no keeper of checkpoints: {error}") from None
-        if is_stranger(self._connection):
-            self.close()
-            raise CheckpointError("a process of another user answers as the keeper of checkpoints")
         self.ask(joins, m.Accepted)
 
     def ask(self, request: m.Request, kind: type[A]) -> tuple[A, int]:

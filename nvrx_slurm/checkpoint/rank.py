@@ -30,6 +30,9 @@ from nvrx_slurm.core.checkpoint.memory import GENERATIONS, newest_common
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
 _lock = threading.RLock()
 _RETRY_S = 60.0
+_MAPPED = GENERATIONS + 1  # one more, where copies take longer than a save
+_TOLD = 2 * GENERATIONS  # saves of a rank: with those that are being fetched
+_NONE = (-1, -1)
 
 A = TypeVar("A")
 
@@ -48,7 +51,11 @@ class _Keeper:
         """`begin`: start the keeper where there is none. Raises CheckpointError."""
         launcher = launcher_pid(os.environ)
         followed = launcher if launcher > 1 else self.pid  # init does not end with the job
-        joins = m.Join(*_place(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), followed)
+        local_world, cycle = (
+            int(os.environ.get(name) or default)
+            for name, default in (("LOCAL_WORLD_SIZE", 1), ("NVRX_CYCLE", 0))
+        )
+        joins = m.Join(*_place(), local_world, followed, cycle)
         if self._link is not None and self._link.joins == joins:
             return self._link
         self.drop()
@@ -91,7 +98,7 @@ class _Keeper:
         finally:
             os.close(fd)
         self._mapped[status.st_ino] = found
-        while len(self._mapped) > GENERATIONS:
+        while len(self._mapped) > _MAPPED:
             del self._mapped[next(iter(self._mapped))]
         return found
 
@@ -152,15 +159,16 @@ def _copy(flat: tree.Flat, iteration: int) -> None:
 def available() -> int | None:
     """See `checkpoint.available`."""
     with _lock:
-        return next(iter(_common(_held())), None)
+        return next((iteration for _, iteration in _common(_held())), None)
 
 
 def load(state: Any = None) -> tuple[Any, int] | None:
     """See `checkpoint.load`."""
     with _lock:
         held = _held()
-        for iteration in _common(held):
-            found = _fetched(iteration, tree.ABSENT if state is None else state)
+        for save in _common(held):
+            _, iteration = save
+            found = _fetched(save, tree.ABSENT if state is None else state)
             if all(one[0] for one in _told_to_all([int(found is not None)])):
                 assert found is not None
                 fitting, memory = found
@@ -171,8 +179,8 @@ def load(state: Any = None) -> tuple[Any, int] | None:
     return None
 
 
-def _held() -> list[int]:
-    """Iterations of this rank, newest first; with NVRX_RESUME_BEFORE, only those that are older."""
+def _held() -> list[m.Save]:
+    """Saves of this rank, newest first; with NVRX_RESUME_BEFORE, only those that are older."""
     before = int(os.environ.get("NVRX_RESUME_BEFORE") or 1 << 62)
     try:
         answer, _ = _of_this_process().ask(m.AskHeld(), m.HeldSaves)
@@ -183,24 +191,26 @@ def _held() -> list[int]:
         return []
     if answer.other:
         _LOG.warning("it is not loaded from memory: %s", answer.other)
-    return [one for one in answer.iterations if one < before]
+    return [(cycle, iteration) for cycle, iteration in answer.saves if iteration < before]
 
 
-def _common(held: list[int]) -> list[int]:
-    padded = (held + [-1] * GENERATIONS)[:GENERATIONS]
-    return [one for one in newest_common(_told_to_all(padded)) if one >= 0]
+def _common(held: list[m.Save]) -> list[m.Save]:
+    padded = (held + [_NONE] * _TOLD)[:_TOLD]
+    told = _told_to_all([number for save in padded for number in save])
+    saves = [list(zip(one[::2], one[1::2], strict=True)) for one in told]
+    return [save for save in newest_common(saves) if save != _NONE]
 
 
-def _fetched(iteration: int, state: Any) -> tuple[tree.Fitting, torch.Tensor] | None:
+def _fetched(save: m.Save, state: Any) -> tuple[tree.Fitting, torch.Tensor] | None:
     """What is to be filled, and from where; None, and a warning: it is damaged, or does not fit."""
     try:
         keeper = _of_this_process()
-        saved, fd = keeper.ask(m.AskSaved(iteration), m.Saved)
+        saved, fd = keeper.ask(m.AskSaved(save), m.Saved)
         mapped = keeper.map(fd)
         root = tree.unpacked(mapped.pages[saved.tree_at : saved.tree_at + saved.tree_size])
         return tree.Fitting(root, state), mapped.memory
     except (CheckpointError, OSError) as error:
-        _LOG.warning("iteration %d is not loaded from memory: %s", iteration, error)
+        _LOG.warning("iteration %d is not loaded from memory: %s", save[1], error)
         return None
 
 

@@ -247,7 +247,14 @@ def contract(here: Here, shape: Layout, cycle_info: str = "") -> WorkerContract:
     run, local = shape.run_dir, shape.on_node
     memory = here.ft.checkpoint_memory or 0
     return WorkerContract(
-        run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world, memory
+        run.job_id,
+        here.launch.role,
+        str(run.path),
+        cycle_info,
+        local.first,
+        local.world,
+        memory,
+        here.ft.checkpoint_interface or "",
     )
 
 

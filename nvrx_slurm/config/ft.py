@@ -116,6 +116,9 @@ class FaultToleranceConfig(LogSettings):
         help="Most memory of each node for what checkpoint.save() keeps, as 64G; its keeper starts with the job. "
         "Without: with the first save, and as much as cgroup and node leave.",
     )  # fmt: skip
+    checkpoint_interface: str | None = maybe(
+        k.TEXT, help="Keep copies of what checkpoint.save() keeps on another node, sent over this network interface."
+    )
     max_no_progress_cycles: int = setting(
         k.integer(-1),
         3,

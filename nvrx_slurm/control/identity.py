@@ -31,6 +31,7 @@ _PRIVATE_KEY = bytes.fromhex(
 class JobIdentity(NamedTuple):
     """What both ends of a connection need."""
 
+    pem: str  # key and certificate
     certificate: bytes  # DER
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -43,14 +44,7 @@ def identity(token: str, job: str) -> JobIdentity:
 
     seed = hashlib.sha256(b"\0".join((b"nvrx control", job.encode(), token.encode()))).digest()
     try:
-        certificate, pem = _made(seed)
-        return JobIdentity(
-            certificate,
-            *(
-                _context(end, certificate, pem)
-                for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
-            ),
-        )
+        return from_pem(_made(seed))
     except (ssl.SSLError, ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(
             f"OpenSSL ({ssl.OPENSSL_VERSION}) does not take an Ed25519 key for TLS 1.3: {error};"
@@ -58,8 +52,15 @@ def identity(token: str, job: str) -> JobIdentity:
         ) from None
 
 
-def _made(seed: bytes) -> tuple[bytes, str]:
-    """The self-signed certificate of the key with this seed (DER), and both (PEM)."""
+def from_pem(pem: str) -> JobIdentity:
+    """The identity with this key and certificate. Raises ValueError, or OSError of OpenSSL."""
+    certificate = ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) :])
+    ends = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    return JobIdentity(pem, certificate, *(_context(end, certificate, pem) for end in ends))
+
+
+def _made(seed: bytes) -> str:
+    """The key with this seed and its self-signed certificate (PEM)."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
         Ed25519PrivateKey,
     )  # 15 ms: only with several nodes
@@ -69,7 +70,7 @@ def _made(seed: bytes) -> tuple[bytes, str]:
     certificate = _BEFORE + signed + _AFTER + key.sign(signed)
     private = base64.b64encode(_PRIVATE_KEY + seed).decode()
     pem = f"-----BEGIN PRIVATE KEY-----\n{private}\n-----END PRIVATE KEY-----\n"
-    return certificate, pem + ssl.DER_cert_to_PEM_cert(certificate)
+    return pem + ssl.DER_cert_to_PEM_cert(certificate)
 
 
 def _context(kind: int, certificate: bytes, pem: str) -> ssl.SSLContext:

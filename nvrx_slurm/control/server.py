@@ -61,6 +61,11 @@ class ControlServer:
         self._where: Callable[[], t.Elsewhere] | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the first member that may be silent
 
+    @property
+    def pem(self) -> str:
+        """Key and certificate of the job."""
+        return self._identity.pem
+
     def adopt(self, token: str) -> None:
         """From now on peers have to hold this token; "": none can."""
         self._identity = identity(token or auth.new_token(), self._job)

@@ -41,6 +41,7 @@ from nvrx_slurm.system.files import HEALTH_NAME
 if TYPE_CHECKING:
     from nvrx_slurm.control.server import ControlServer
     from nvrx_slurm.node.output.logs import LogsRole
+    from nvrx_slurm.node.workers.memory import KeeperRole
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
@@ -140,11 +141,15 @@ class NodeProgram:
         lease = Lease(listener=self._server.listener.fileno()) if self._server is not None else None
         workers = Workers(job, self._console, shell.post, path, lease, self._tell)
         post, refuse = shell.post, shell.finish_with
-        preflight = Preflight(job.preflight, rank, state_dir, say, post, refuse, checks, workers.cleaned)
-        if job.spec.contract.checkpoint_memory:
-            from nvrx_slurm.node.workers.memory import KeeperStart
+        keeper = await self._start_keeper()
 
-            await self.add(KeeperStart(job.spec.contract, job.node, say))
+        async def cleaned(used: bool) -> None:
+            if used:
+                await workers.cleaned()
+            if keeper is not None:
+                await keeper.settle()
+
+        preflight = Preflight(job.preflight, rank, state_dir, say, post, refuse, checks, cleaned)
         action = (job.spec.settings or {}).get("loss_action", "warn")
         await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
         if job.logs is not None:
@@ -165,9 +170,23 @@ class NodeProgram:
             self._link = AgentLink(host.local)
             await self.add(self._link)
         self._has_link = True
+        if keeper is not None:
+            (self._link if self._elections is None else self._elections.link).held = lambda: keeper.held
         for told in self._told_early:
             self._tell(told)
         shell.begin()
+
+    async def _start_keeper(self) -> KeeperRole | None:
+        """The first role: it hears of workers before they start."""
+        contract, server = self._job.spec.contract, self._server
+        if not contract.checkpoint_memory and not contract.checkpoint_interface:
+            return None
+        from nvrx_slurm.node.workers.memory import KeeperRole
+
+        pem = None if server is None else lambda: server.pem
+        keeper = KeeperRole(contract, self._job.node, self._console.say, pem)
+        await self.add(keeper)
+        return keeper
 
     def _tell(self, told: t.Pace | t.Window | t.Imports | t.Warmth) -> None:
         if self._has_link:

@@ -33,7 +33,7 @@ for iteration, size in ((1, 50 << 20), (2, 50 << 20), (3, 50 << 20), (4, 200 << 
         memory[:] = bytes(len(memory))
     os.close(fd)
     one.ask(m.SaveDone(space.serial, size, 0), m.Accepted)
-print(one.ask(m.AskHeld(), m.HeldSaves)[0].iterations, oom_kills())
+print(one.ask(m.AskHeld(), m.HeldSaves)[0].saves, oom_kills())
 """
 
 
@@ -64,7 +64,7 @@ def test_a_save_that_the_limit_does_not_allow_is_refused(group):
     assert done.returncode == 0, done.stderr
     refused, held = done.stdout.splitlines()
     assert refused.startswith("4 ") and group.name in refused
-    assert held == "(3, 2) 0"
+    assert held == "((0, 3), (0, 2)) 0"
     wait_until_empty(group)
 
 

@@ -45,10 +45,10 @@ if found is not None:
 begin = 0 if found is None else found[1]
 print("begins", cycle, rank, begin, flush=True)
 for step in range(begin, steps):
-    if cycle == 0 and step == fault_at and fault != "none":
-        print("fault", rank, os.getppid(), flush=True)
+    if cycle < (2 if fault == "told" else 1) and step == fault_at + cycle and fault != "none":
+        print("fault", rank, os.getppid(), os.getpid(), link.address(os.environ, 0), cycle, flush=True)
         dist.barrier()
-        if rank == 1 and fault != "agent":
+        if rank == 1 and fault not in ("agent", "once", "told"):
             if fault == "in-a-save":
                 keeping.tree.Mapped.views = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
                 checkpoint.save(state(), step + 1)

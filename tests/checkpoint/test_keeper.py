@@ -94,11 +94,11 @@ def save(one, iteration, size=MB):
 
 
 def held(one):
-    return list(one.ask(m.AskHeld(), m.HeldSaves)[0].iterations)
+    return [iteration for _, iteration in one.ask(m.AskHeld(), m.HeldSaves)[0].saves]
 
 
 def load(one, iteration):
-    saved, fd = one.ask(m.AskSaved(iteration), m.Saved)
+    saved, fd = one.ask(m.AskSaved((0, iteration)), m.Saved)
     with open(fd, "rb") as file:
         return file.read(saved.tree_at + saved.tree_size)
 
@@ -111,7 +111,7 @@ def test_two_generations_outlive_the_process_that_saved_them(node):
     after = node.join()
     assert held(after) == [3, 2]
     assert load(after, 3) == bytes([3]) * MB and load(after, 2) == bytes([2]) * MB
-    with pytest.raises(CheckpointError, match="no iteration 1"):
+    with pytest.raises(CheckpointError, match="iteration 1 of rank 0 is not here"):
         load(after, 1)
 
 

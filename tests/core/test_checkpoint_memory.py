@@ -1,7 +1,7 @@
 """Which generation a save replaces, what is held, whether there is room."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.core.checkpoint import memory
@@ -15,7 +15,7 @@ WORLD = 2
 def saved(*iterations):
     rank = RankMemory()
     for serial, iteration in enumerate(iterations):
-        rank.begin(iteration, WORLD, serial)
+        rank.begin(0, iteration, WORLD, serial)
         assert rank.complete(serial)
     return rank
 
@@ -26,8 +26,8 @@ def held(rank):
 
 def test_a_save_that_begins_again_takes_the_same_place():
     rank = saved(1)
-    first = rank.begin(2, WORLD, 1)
-    assert rank.begin(2, WORLD, 2) is first
+    first = rank.begin(0, 2, WORLD, 1)
+    assert rank.begin(0, 2, WORLD, 2) is first
     assert not rank.complete(1) and rank.complete(2)
     assert held(rank) == [2, 1]
 
@@ -38,13 +38,14 @@ def test_what_a_training_that_was_given_up_has_saved_is_outdated():
     assert held(saved(10, 20, 15)) == [15]  # 10 was replaced
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.sampled_from(["begin", "complete", "abandon", "check"]), max_size=40))
 def test_the_newest_whole_state_is_never_lost(steps):
     rank, serial, newest = RankMemory(), 0, -1
     for step in steps:
         if step == "begin":
             serial += 1
-            rank.begin(serial, WORLD, serial)
+            rank.begin(0, serial, WORLD, serial)
         elif step == "complete" and rank.complete(serial):
             newest = serial
         elif step == "abandon":
@@ -69,9 +70,11 @@ def test_each_row_of_the_table_and_no_other():
 
 
 def test_common_iterations():
-    assert memory.newest_common([[3, 2], [2, 1]]) == [2]
-    assert memory.newest_common([[3, 2], [3, 2]]) == [3, 2]
-    assert memory.newest_common([[3, 2], []]) == []
+    one, two, three, again = (0, 1), (0, 2), (0, 3), (1, 2)
+    assert memory.newest_common([[three, two], [two, one]]) == [two]
+    assert memory.newest_common([[three, again], [three, again]]) == [again, three]
+    assert memory.newest_common([[two], [again]]) == []  # the same iteration, done again
+    assert memory.newest_common([[three, two], []]) == []
 
 
 GB = 1 << 30

@@ -8,6 +8,7 @@ import pytest
 from nvrx_job import Jobs
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.slurm
 
 TRAINING = """
 import torch
@@ -47,3 +48,38 @@ def test_a_killed_rank_on_one_of_two_nodes_costs_a_step(jobs: Jobs) -> None:
     for name in names:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one, pytest.raises(ConnectionRefusedError):
             one.connect(f"\0{name}")
+
+
+# Nodes of the cluster are on one host, so a rank can ask the keepers of both.
+LOSES_AN_AGENT = TRAINING.replace(
+    "os.kill(os.getpid(), signal.SIGKILL)",
+    """
+            names = set(open("keepers").read().split())
+            while any(sum(one.iteration == 4 for one in kept(name)) < 4 for name in names):
+                pass
+            mark("kept")
+            os.kill(link.launcher_pid(os.environ), signal.SIGKILL)
+""",
+).replace(
+    'dist.init_process_group("gloo")',
+    """
+from nvrx_slurm.checkpoint import messages as m
+
+def kept(name):
+    with link.connect(name) as connection:
+        connection.send(m.requests.encode(m.AskKept()))
+        return m.answers.decode(connection.recv(m.MAX_PACKET_BYTES)).kept
+
+dist.init_process_group("gloo")
+""",
+)
+
+
+def test_a_spare_goes_on_with_the_copies_of_a_node_whose_agent_was_killed(jobs: Jobs) -> None:
+    words = "--nnodes=2:3 --nproc-per-node=2 --max-restarts=1 --ft-checkpoint-interface=lo"
+    job = jobs.submit(LOSES_AN_AGENT, words)
+    job.wait_marks("kept", 1, cycle=0)
+    begun = job.wait_marks("begin4", 4, cycle=1)
+    assert len({mark.node for mark in begun}) == 2
+    job.ends("COMPLETED", 0)
+    assert len(job.marks("end6", 1)) == 4

@@ -59,6 +59,7 @@ class Generation:
 
     state: MemoryState = MemoryState.EMPTY
     serial: int = -1
+    cycle: int = -1  # that saved it: an iteration that is done again is another save
     iteration: int = -1
     world: int = 0  # how many ranks the job had
     checksum: int = -1  # -1 = not made yet
@@ -68,6 +69,11 @@ class Generation:
     def holds(self) -> bool:
         """Whether a whole state is in it."""
         return self.state in _HOLDS
+
+    @property
+    def save(self) -> tuple[int, int]:
+        """Names the save in all ranks; a higher one is newer."""
+        return self.cycle, self.iteration
 
     def step(self, event: MemoryEvent) -> None:
         """Raises UnknownTransition without a row."""
@@ -82,37 +88,52 @@ class Generation:
 
 
 class RankMemory:
-    """The generations of one rank."""
+    """The generations of one rank. `copied`: it is a rank of another node."""
 
     def __init__(self) -> None:
         self.generations = [Generation() for _ in range(GENERATIONS)]
+        self.copied = True  # until the rank has joined
+        self.source = ""  # the keeper of that node, where it has sent something
 
-    def begin(self, iteration: int, world: int, serial: int) -> Generation:
+    def begin(self, cycle: int, iteration: int, world: int, serial: int) -> Generation:
         """The generation for a new save: one without a whole state, else the older one. Serials only grow."""
-        chosen = min(self.generations, key=lambda one: (one.holds, one.serial))
+        chosen = min(self.generations, key=lambda one: (one.holds, one.save))
         for one in self.generations:
             if one.state is MemoryState.WRITING:  # the save before did not end
                 chosen = one
         chosen.step(MemoryEvent.BEGIN)
-        chosen.serial, chosen.iteration, chosen.world, chosen.checksum = (
-            serial,
-            iteration,
-            world,
-            -1,
-        )
+        chosen.serial, chosen.world, chosen.checksum = serial, world, -1
+        chosen.cycle, chosen.iteration = cycle, iteration
         return chosen
 
-    def complete(self, serial: int) -> bool:
+    def release(self) -> Any:
+        """The memory of what is replaced next, which is empty now, for a state that comes from elsewhere.
+
+        Not while a save is being written.
+        """
+        chosen = min(self.generations, key=lambda one: (one.holds, one.save))
+        if chosen.holds:
+            chosen.step(MemoryEvent.OUTDATE)
+        memory, chosen.memory = chosen.memory, None
+        return memory
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a save is under way."""
+        return any(one.state is MemoryState.WRITING for one in self.generations)
+
+    def complete(self, serial: int, is_last: bool = True) -> bool:
         """The save is whole; False: it is not the one that is being written.
 
-        What has the same or a higher iteration belongs to a training that was given up.
+        `is_last`: what has the same or a higher iteration belongs to a training that was given up.
         """
         written = self.of(serial)
         if written is None or written.state is not MemoryState.WRITING:
             return False
         written.step(MemoryEvent.COMPLETE)
         for one in self.generations:
-            if one is not written and one.holds and one.iteration >= written.iteration:
+            outdated = one is not written and one.holds and one.iteration >= written.iteration
+            if is_last and outdated:
                 one.step(MemoryEvent.OUTDATE)
         return True
 
@@ -139,15 +160,19 @@ class RankMemory:
     def held(self, world: int) -> list[Generation]:
         """Whole states of a job with `world` ranks, newest first."""
         found = [one for one in self.generations if one.holds and one.world == world]
-        return sorted(found, key=lambda one: -one.serial)
+        return sorted(found, key=lambda one: one.save, reverse=True)
+
+    def find(self, world: int, save: tuple[int, int]) -> Generation | None:
+        """The whole state with this save."""
+        return next((one for one in self.held(world) if one.save == save), None)
 
     def other_worlds(self, world: int) -> list[int]:
         """Of how many ranks the other states are."""
         return sorted({one.world for one in self.generations if one.holds and one.world != world})
 
 
-def newest_common(held: list[list[int]]) -> list[int]:
-    """The iterations that all ranks hold, newest first. `held`: of each rank."""
+def newest_common(held: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """The saves that all ranks hold, newest first. `held`: of each rank."""
     common = set(held[0]).intersection(*held[1:])
     return sorted(common, reverse=True)
 

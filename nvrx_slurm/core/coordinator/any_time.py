@@ -111,7 +111,7 @@ class AnyTime(Part):
             roster.refuse(node.node_id, f"node {node.host} was excluded from this job", now)
             return
         old = self._members.same_place(node)
-        self._members.put(node, message.port, Use.JOINING)
+        self._members.put(node, message.port, Use.JOINING, message.held)
         if self._quorum.returns(peer_key(node), now):
             roster.mind_quorum(now)
         if self._ending.warning is not None:

@@ -30,8 +30,10 @@ class Assignment:
         self,
         shared: t.Plan | None = None,
         slots: Mapping[int, Slot] | None = None,
+        memory: Mapping[str, t.MemoryPlan] | None = None,
     ) -> None:
         self.shared = shared
+        self.memory = memory or {}  # where checkpoints in memory go and come from, by node_id
         self.slots = dict(slots or {})
         # kept by the next plan where possible
         self.places = {g: slot.node_id for g, slot in self.slots.items()}
@@ -51,6 +53,7 @@ class Assignment:
         history: t.History,
         max_restarts: int,
         forked: bool,
+        memory: Mapping[str, t.MemoryPlan] | None = None,
     ) -> Assignment:
         """The plan of a new cycle: `active` nodes (at least one) in the order of their group ranks, with the ports that
         they offer."""
@@ -65,7 +68,7 @@ class Assignment:
         plan = t.Plan(
             term, cycle, history, max_restarts, nodes, world_size, addr, port, forked=forked
         )
-        return cls(plan, slots)
+        return cls(plan, slots, memory)
 
     def amend(self, **changes: Any) -> None:
         """The plan says this, too."""
@@ -151,5 +154,8 @@ class Assignment:
         if group_rank is None:
             return self.shared
         return replace(
-            self.shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank
+            self.shared,
+            group_rank=group_rank,
+            rank_offset=self.slots[group_rank].first_rank,
+            memory=self.memory.get(node_id),
         )

@@ -130,7 +130,9 @@ class Electing(Part):
             return
         message = event.message
         if isinstance(message, t.Ready):
-            now_idle = replace(held[0].message, doing=t.Activity.IDLE, port=message.port)
+            now_idle = replace(
+                held[0].message, doing=t.Activity.IDLE, port=message.port, held=message.held
+            )
             held[0] = ev.Joined(now_idle)
         elif len(held) < _MOST_HELD:
             held.append(event)
@@ -198,7 +200,7 @@ class Electing(Part):
         """The end that a voter knows, or that of a job without a majority."""
         here = [held[0].message for held in self._held.values()]
         for message in here:
-            self._members.put(message.node, message.port, Use.READY)
+            self._members.put(message.node, message.port, Use.READY, message.held)
         for message in here:
             if message.end is not None:
                 return self._ending.decide(message.end)

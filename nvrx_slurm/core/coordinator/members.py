@@ -47,6 +47,7 @@ class Member:
     port: int  # it offers this one as MASTER_PORT
     use: Use = Use.READY
     cycle: int = -1  # BUSY: the highest one of which it may still run workers
+    held: t.InMemory | None = None  # checkpoints in its memory, as it told last
 
 
 class MemberTable(dict[str, Member]):
@@ -64,11 +65,11 @@ class MemberTable(dict[str, Member]):
             return self[node.node_id]
         return self.get(self._holders.get(peer_key(node), ""))
 
-    def put(self, node: t.Node, port: int, use: Use) -> None:
+    def put(self, node: t.Node, port: int, use: Use, held: t.InMemory | None = None) -> None:
         """Add a member, or note what has become of it."""
         node_id = node.node_id
         self.remove(node_id)
-        self[node_id] = Member(node, port, use)
+        self[node_id] = Member(node, port, use, held=held)
         self.ready += use is Use.READY
         self._holders[peer_key(node)] = node_id
 
@@ -120,6 +121,7 @@ class MemberTable(dict[str, Member]):
             return False
         self.set_use(node_id, Use.READY)
         member.port = message.port
+        member.held = message.held
         return True
 
     def ready_nodes(self) -> list[t.Node]:

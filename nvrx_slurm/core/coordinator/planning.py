@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, suspects
 from nvrx_slurm.core.attribution.recurrence import place as place_of
+from nvrx_slurm.core.checkpoint.copies import Resumption
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.members import Member, is_possible
@@ -126,16 +127,30 @@ class Planner(Part):
         for member in active:
             if before and member.node.node_id not in before:
                 promoted.append(member.node.host)
-        history, took = self._ledger.cycle_began(self._budget.history, promoted, now)
+        found = self._in_memory(active)
+        budget = self._budget.history
+        history, took = self._ledger.cycle_began(budget, promoted, now, found.iteration)
         nodes = [(member.node, member.port) for member in active]
         cold = self._cold(active)
         most = self._s.max_restarts
-        job.planned(Assignment.plan(nodes, job.term, cycle, history, most, not cold))
+        memory = found.plans([self._members[node_id].node for node_id in placement.spares])
+        job.planned(Assignment.plan(nodes, job.term, cycle, history, most, not cold, memory))
         self._roster.share()
         self._say(f"cycle {cycle}: {placement.why}{took}")
+        if found.sentence():
+            self._say(f"cycle {cycle}: {found.sentence()}")
         if cold:
             self._say(f"cycle {cycle}: all ranks are executed, not forked: {cold}")
         self._roster.send_plans(placement.active, placement.spares)
+
+    def _in_memory(self, active: list[Member]) -> Resumption:
+        """What the ranks of these nodes can load from memory."""
+        held = {}
+        for node_id, member in self._members.items():
+            if member.held is not None:
+                held[node_id] = member.held
+        nodes = [member.node for member in active]
+        return Resumption(nodes, held, self._budget.history.resume_before)
 
     def _cold(self, active: list[Member]) -> str:
         """Why ranks are not forked; "" if they are. Ranks of two kinds may differ, and then a job may hang."""

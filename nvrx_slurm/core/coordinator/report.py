@@ -277,12 +277,16 @@ class Ledger:
         if self._open is not None:
             self._open = replace(self._open, elsewhere=True, replaced=hosts)
 
-    def cycle_began(self, history: History, promoted: list[str], now: float) -> tuple[History, str]:
+    def cycle_began(
+        self, history: History, promoted: list[str], now: float, memory: int = -1
+    ) -> tuple[History, str]:
         """A plan is sent: the history that it carries, and how long the restart took, to end a sentence. `promoted`:
-        hosts with a new group rank."""
+        hosts with a new group rank. `memory`: iteration that all ranks have there; -1 = none."""
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
         self.faults = {}
         self.reached = -1
+        if self._open is not None:
+            self._open = replace(self._open, memory=memory)
         took = self._close(now)
         return self.complete(history), took
 

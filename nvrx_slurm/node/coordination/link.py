@@ -34,9 +34,10 @@ class AgentLink:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
-        self._last: dict[
-            type, t.Imports | t.Warmth
-        ] = {}  # of each kind: each coordinator has to know them
+        # checkpoints in this node's memory
+        self.held: Callable[[], t.InMemory | None] = lambda: None
+        # of each kind: each coordinator has to know them
+        self._last: dict[type, t.Imports | t.Warmth] = {}
 
     async def start(self) -> None:
         """Begin to connect."""
@@ -52,7 +53,7 @@ class AgentLink:
         if isinstance(message, (t.Register, t.Ready)):
             previous, self._port = self._port, PortReservation()
             previous.release()  # only now, so that the new one is another
-            message = replace(message, port=self._port.port)
+            message = replace(message, port=self._port.port, held=self.held())
         if self.transport is not None:
             self.transport.send(message)
             for one in self._last.values() if isinstance(message, t.Register) else ():

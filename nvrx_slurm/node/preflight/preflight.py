@@ -32,7 +32,7 @@ class Preflight:
     """Role. It posts Prepared once for the start and once per Prepare, and Sick when a check fails in between.
 
     The node is idle from Prepared to StartWorkers: all checks run now and then, so that no sick spare is promoted.
-    Settings that the checks refuse go to `refuse(error)`. `cleaned`: until nothing of earlier workers runs.
+    Settings that the checks refuse go to `refuse(error)`. `cleaned(used)`: until nothing of earlier workers runs.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Preflight:
         post: Post,
         refuse: Callable[[Exception], None],
         spawned: Spawned | None = None,
-        cleaned: Callable[[], Awaitable[None]] | None = None,
+        cleaned: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
         self._spec = spec
         self._infra_rank = infra_rank
@@ -93,8 +93,8 @@ class Preflight:
             await self._check_while_idle()
 
     async def _wait_for_helpers(self, used: bool) -> None:
-        if used and self._cleaned is not None:
-            await self._cleaned()
+        if self._cleaned is not None:
+            await self._cleaned(used)
 
     async def prepare(self, cycle: int, used: bool) -> str:
         """Make the node ready for `cycle` and check it. Returns why it is not fit, "" if it is.

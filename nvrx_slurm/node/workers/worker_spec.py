@@ -48,6 +48,7 @@ class WorkerContract(Record):
     first_local: int = 0  # LOCAL_RANK of the first worker, where several agents share a node
     local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this agent
     checkpoint_memory: int = 0  # bytes, of --ft-checkpoint-memory; 0 = it was not given
+    checkpoint_interface: str = ""  # over which copies go; "" = there are none
 
 
 class WarmSpec(Record):

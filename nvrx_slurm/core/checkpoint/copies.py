@@ -1,0 +1,152 @@
+"""Decisions about copies of checkpoints in memory: who gets whose, what all ranks can load, and from which node."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nvrx_slurm.core.checkpoint.memory import GENERATIONS
+from nvrx_slurm.types import InMemory, Kept, MemoryPlan, Node, Wanted
+
+Save = tuple[int, int]  # cycle and iteration: an iteration that is done again is another save
+_MOST_ORDERS = 8  # of a node
+_SHOWN = 8
+_NOWHERE = InMemory("", 0)
+
+_DOMAINS: tuple[
+    Callable[[Node], Any], ...
+] = (  # what may fail at once; the first one that is possible
+    lambda node: node.domain,
+    *(lambda node, most=most: node.order[:most] for most in range(1, _MOST_ORDERS + 1)),
+    lambda node: node.host,
+)
+
+
+def partners(nodes: Sequence[Node]) -> dict[str, str]:
+    """Which node gets the copies of each: every node gets those of one. Empty for a single node.
+
+    Sorted by domain, each passes them on by the size of the largest one. So they leave their domain where none has more
+    than half of the nodes. Else the next kind of domain counts; in the end, the next node is it.
+    """
+    line = list(nodes)
+    step = 1
+    for domain in _DOMAINS:
+        sizes = Counter(map(domain, nodes))
+        largest = max(sizes.values(), default=0)
+        if 2 * largest <= len(nodes):
+            line = sorted(nodes, key=domain)
+            step = largest
+            break
+    others = line[step:] + line[:step]
+    found = {}
+    for one, other in zip(line, others, strict=True):
+        if one is not other:
+            found[one.node_id] = other.node_id
+    return found
+
+
+def _ranks_of(nodes: Sequence[Node]) -> dict[str, range]:
+    found, first = {}, 0
+    for node in nodes:
+        found[node.node_id] = range(first, first + node.nproc)
+        first += node.nproc
+    return found
+
+
+def _holders(held: Mapping[str, InMemory], fits: Callable[[Kept], bool]) -> dict[Save, Any]:
+    """The nodes that have a rank's part of a save, by save and rank."""
+    found: dict[Save, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for node_id, one in held.items():
+        for kept in one.kept:
+            if fits(kept):
+                save = (kept.cycle, kept.iteration)
+                found[save][kept.rank].append(node_id)
+    return found
+
+
+class Resumption:
+    """What a cycle on these nodes, in the order of their group ranks, can load from memory.
+
+    `before`: only what is older than this iteration; -1 = any.
+    """
+
+    def __init__(
+        self, active: Sequence[Node], held: Mapping[str, InMemory], before: int = -1
+    ) -> None:
+        self._active = active
+        self._held = held
+        self._ranks = _ranks_of(active)
+        world = sum(node.nproc for node in active)
+
+        def fits(kept: Kept) -> bool:
+            is_of_job = kept.world == world and 0 <= kept.rank < world
+            return is_of_job and (before < 0 or kept.iteration < before)
+
+        self._found = found = _holders(held, fits)
+        whole = [save for save, holders in found.items() if len(holders) == world]
+        whole.sort(reverse=True)
+        self.saves: list[Save] = whole[:GENERATIONS]  # newest first
+        self._missing: list[int] = []  # ranks without the newest save of all
+        if found:
+            last = found[max(found)]
+            self._missing = [rank for rank in range(world) if rank not in last]
+
+    @property
+    def iteration(self) -> int:
+        """The newest one that all ranks can load; -1 = none."""
+        return self.saves[0][1] if self.saves else -1
+
+    def _wanted(self, node_id: str) -> tuple[Wanted, ...]:
+        found = []
+        for save in self.saves:
+            for rank in self._ranks[node_id]:
+                holders = self._found[save][rank]
+                others = [one for one in holders if one != node_id]
+                if others:
+                    there = self._held[others[0]]
+                    found.append(Wanted(rank, *save, there.address, there.port))
+        return tuple(found)
+
+    def _moved(self) -> list[int]:
+        """Ranks whose newest save is not on their node."""
+        holders = self._found[self.saves[0]]
+        moved = []
+        for node_id, ranks in self._ranks.items():
+            for rank in ranks:
+                if node_id not in holders[rank]:
+                    moved.append(rank)
+        return moved
+
+    def plans(self, spares: Sequence[Node]) -> dict[str, MemoryPlan]:
+        """By node_id, for nodes that have a keeper. A single one has its copies on a spare."""
+        able = [node for node in self._active if node.node_id in self._held]
+        line = list(able)
+        if len(able) == 1:
+            line += [node for node in spares if node.node_id in self._held]
+        found = partners(line)
+        plans = {}
+        for node in able:
+            there = self._held.get(found.get(node.node_id, ""), _NOWHERE)
+            wanted = self._wanted(node.node_id)
+            plans[node.node_id] = MemoryPlan(there.address, there.port, wanted)
+        return plans
+
+    def sentence(self) -> str:
+        """What is found; "" where nothing was saved."""
+        if not self._found:
+            return ""
+        if not self.saves:
+            some = _listed(self._missing)
+            return f"no iteration is in memory for all ranks, {some} missing: the disk has to do"
+        what = f"iteration {self.iteration} is in memory for all ranks"
+        moved = self._moved()
+        if moved:
+            what += f"; {_listed(moved)} from another node"
+        return what
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    more = ", ..." if len(ranks) > _SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
