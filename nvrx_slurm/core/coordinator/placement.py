@@ -112,11 +112,12 @@ def _homes(
             homes[index] = domain
             room[domain] -= 1
     free: list[str] = []
-    for domain, left in room.items():
-        free += [domain] * left
+    for domain in room:
+        free += [domain] * room[domain]
+    left = iter(free)
     for index in range(segments):
         if index not in homes:
-            homes[index] = free.pop(0)
+            homes[index] = next(left)
     return homes
 
 
@@ -132,8 +133,9 @@ def _why(
     kept_their = f"{len(kept)} of {active} active nodes keep their group rank"
     if not promoted:
         return kept_their
-    new = [f"{node.host} as group rank {g}" for g, node in promoted.items()]
-    shown = new[:_SHOWN]
-    if len(new) > _SHOWN:
+    shown = []
+    for g, node in list(promoted.items())[:_SHOWN]:
+        shown.append(f"{node.host} as group rank {g}")
+    if len(promoted) > _SHOWN:
         shown.append("...")
     return f"{kept_their}; new: {', '.join(shown)}"
