@@ -121,8 +121,6 @@ class Launcher:
         if not forked:
             return 0.0
         templates = self._templates.values()
-        for template in templates:
-            template.awaited = True
         self._refill()
         loads_s = self._loaded_s if any(template.grows for template in templates) else 0.0
         bound_s = _FIRST_WAIT_S if self._first else max([loads_s, *(template.imports_s for template in templates)])
@@ -132,8 +130,6 @@ class Launcher:
             if self._first:
                 self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
-        for template in templates:
-            template.awaited = False
         return self._loop.time() - begun_s
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the

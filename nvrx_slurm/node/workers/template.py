@@ -77,7 +77,6 @@ class TemplateProcess(SupervisedProcess):
         self._more: list[Module] = []  # what a successor shall import, too
         self._growth: asyncio.TimerHandle | None = None  # while a successor imports
         self._successor = 0  # its pid, once it is ready
-        self.awaited = False  # workers wait until it has all modules
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -98,8 +97,8 @@ class TemplateProcess(SupervisedProcess):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it forks, or imports what workers wait for."""
-        imports = self.hurry or (self.awaited and self.grows)
+        """Whether it forks, or imports."""
+        imports = self.hurry or self.grows
         return self._child is not None and (imports or bool(self._asked) or self._is_checking)
 
     def spawn(self) -> None:
