@@ -314,6 +314,7 @@ WALL_CLOCK = {
     "nvrx_slurm/node/publish/publisher.py",
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
+    "nvrx_slurm/cli/ending.py",
     "nvrx_slurm/cli/front.py",
     "nvrx_slurm/views/goodput.py",
     "nvrx_slurm/cli/logs.py",

@@ -6,7 +6,6 @@ file of the current coordinator to its own output, passes signals on, and ends w
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -17,12 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.cli.chain import Chain
+from nvrx_slurm.cli.ending import ENDING, complete_result
 from nvrx_slurm.cli.here import (
     RUN_ENV,
     STDIN_ENV,
@@ -35,8 +35,6 @@ from nvrx_slurm.cli.here import (
 from nvrx_slurm.cli.job import BEGAN_ENV, JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
-from nvrx_slurm.core.chain import Outside, ended_from_outside
-from nvrx_slurm.core.words import utc
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
@@ -46,22 +44,17 @@ from nvrx_slurm.slurm import share, srun
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.control import END_TIME, Control
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.system.files import write_atomic
-from nvrx_slurm.system.foreign import last_bytes
 from nvrx_slurm.views.log_tree import result_of
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
 _FLUSH_S = 2.0
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 REFRESH_S = 1.0
 _ASK_S = 15.0  # between two questions whether a step without srun still runs
 _NOT_YET, _RELEASED = -1, -2
 # how long srun may take to end once the result is known; a lost node keeps it waiting
 _LINGER_S = 3.0
-# of the agents' logs, for the reason of an end without a coordinator
-_LOGS_READ, _TAIL_BYTES = 8, 4096
 
 
 def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
@@ -139,7 +132,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         console.draw(directory.status)
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
-        outside = _complete_result(here.control, slurm, directory, code, began_s, console.say)
+        outside = complete_result(here.control, slurm, directory, code, began_s, console.say)
         if outside is not None and not (chain is not None and chain.requeues):
             name = signal.Signals(code - 128).name
             console.say(f"job {slurm.job_id} got {name}: {outside.value}")
@@ -181,46 +174,6 @@ def _start_step(
     )
     env = _step_env(here, slurm, directory, argv)
     return Step(argv, env, directory, slurm.job_id, here.control, console)
-
-
-def _complete_result(
-    control: Control,
-    slurm: SlurmContext,
-    directory: RunDir,
-    code: int,
-    began_s: float,
-    say: Callable[[str], None],
-) -> Outside | None:
-    """Add what ended a job that got a signal, and return it. Without a coordinator write the result itself."""
-    found, now_s = result_of(directory.path), time.time()
-    outside = None
-    result = found or {
-        "code": code,
-        "reason": f"no coordinator has told the end; the agents said last: {_last_lines(directory)}",
-        "duration_s": now_s - began_s,
-        "ended": utc(now_s),
-    }
-    if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
-        with suppress(SlurmError):
-            job, preempted = control.slurm.job(slurm.job_id), control.slurm.preempted(slurm.job_id)
-            requeued = job.restarts > slurm.restart_count
-            outside = ended_from_outside(job.state, job.reason, requeued, preempted)
-            result = {**result, "ended_by": outside.value}
-    try:
-        if result != found:
-            write_atomic(directory.result, (json.dumps(result, indent=1) + "\n").encode())
-    except OSError as error:
-        say(f"cannot write {directory.result}: {error.strerror}")
-    return outside
-
-
-def _last_lines(directory: RunDir) -> str:
-    """The last line of each agent's log, each once."""
-    words = []
-    for log in sorted((directory.path / "agents").glob("agent_*.log"))[:_LOGS_READ]:
-        with suppress(OSError, IndexError):
-            words.append(last_bytes(log, _TAIL_BYTES).decode(errors="replace").splitlines()[-1])
-    return "; ".join(dict.fromkeys(words)) or "nothing"
 
 
 def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:

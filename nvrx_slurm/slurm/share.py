@@ -32,8 +32,11 @@ def srun_options(env: Mapping[str, str]) -> list[str]:
         for name, value in sorted(env.items())
         if name.endswith("_PER_TASK") and _OF_TASKS.fullmatch(name) and "," not in value
     ]
+    options = [f"--export={','.join(['ALL', *kept])}"]
     gpus = _gpus_by_tasks(env)
-    return [f"--export={','.join(['ALL', *kept])}", *([f"--gpus-per-node={gpus}"] if gpus else [])]
+    if gpus:
+        options.append(f"--gpus-per-node={gpus}")
+    return options
 
 
 def own_devices(env: Mapping[str, str], nodes: int) -> str:
@@ -44,20 +47,27 @@ def own_devices(env: Mapping[str, str], nodes: int) -> str:
     given = env.get("SLURM_GPUS_ON_NODE", "")
     if not given.isdecimal():
         return ""
-    of_slurm = (env.get("SLURM_JOB_GPUS"), ",".join(map(str, range(int(given)))))
-    found = {name: env[name].replace(" ", "") for name in _LISTS if name in env}
-    return " ".join(
-        f"{name}={value}"
-        for name, value in found.items()
-        if value not in of_slurm and (nodes == 1 or not re.search(r"[^0-9,]", value))
-    )
+    in_a_cgroup = ",".join(map(str, range(int(given))))
+    of_slurm = (env.get("SLURM_JOB_GPUS"), in_a_cgroup)
+    own = []
+    for name in _LISTS:
+        value = env.get(name)
+        if value is None:
+            continue
+        value = value.replace(" ", "")
+        names = re.search(r"[^0-9,]", value)
+        if value not in of_slurm and (nodes == 1 or not names):
+            own.append(f"{name}={value}")
+    return " ".join(own)
 
 
 def take_own_devices(env: MutableMapping[str, str]) -> None:
     """Put the lists of `own_devices` in the place of Slurm's. Raises UsageError where Slurm gave other devices."""
-    for name, _, value in (pair.partition("=") for pair in env.get(DEVICES_ENV, "").split()):
+    for pair in env.get(DEVICES_ENV, "").split():
+        name, _, value = pair.partition("=")
         given = env.get(name, value)
-        if not set(filter(None, value.split(","))) <= set(given.split(",")):
+        wanted = set(filter(None, value.split(",")))
+        if not wanted <= set(given.split(",")):
             raise UsageError(
                 f"{name}={value} is set where nvrx-run was started, but Slurm gave the step {given} on this node;"
                 f" unset {name}, or name devices that each node has"
@@ -68,11 +78,14 @@ def take_own_devices(env: MutableMapping[str, str]) -> None:
 def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:
     """A sentence where this task has a small part of what its job has on the node, else ""."""
     found = []
-    share = min(nodelist.different_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or "0"))
+    counts = nodelist.different_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or "0")
+    share = min(counts)
     if usable_cpus * 2 < min(share, machine_cpus):
         found.append(f"{usable_cpus} of {share} CPUs")
-    given, of_job = env.get("SLURM_GPUS_ON_NODE", ""), env.get("SLURM_JOB_GPUS", "")
-    if given.isdecimal() and of_job and int(given) < (count := of_job.count(",") + 1):
+    given = env.get("SLURM_GPUS_ON_NODE", "")
+    of_job = env.get("SLURM_JOB_GPUS", "")
+    count = len(of_job.split(","))
+    if given.isdecimal() and of_job and int(given) < count:
         found.append(f"{given} of {count} GPUs")
     if not found:
         return ""

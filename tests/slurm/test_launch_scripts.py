@@ -33,7 +33,7 @@ STAND_INS = {
 for word; do
     case $word in --container-image=*|--environment=*) export IN_IMAGE=yes;; *) words+=("$word");; esac
 done
-exec /usr/bin/srun "${words[@]}"
+exec "$(PATH=${PATH#*:} command -v srun)" "${words[@]}"
 """,
     "conda": '#!/bin/sh\n[ "$1 $2" = "activate ds" ]\n',
 }
