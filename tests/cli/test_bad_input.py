@@ -26,7 +26,7 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
     [
         ("--nnodes=2 train.py", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
         ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("2 nodes have to meet", "29400")),
-        ("--nproc-per-node=gpu train.py", ("--nproc-per-node=gpu", "no GPU on this node")),
+        ("--nproc-per-node=gpu train.py", ("--nproc-per-node=gpu", "a GPU on this node")),
         ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "has 4 workers")),
         ("--ft-cfg-path=gone.yaml train.py", ("gone.yaml does not exist", "--ft-cfg-path")),
         ("--numa-binding=node train.py", ("--numa-binding is not", "use --numa-bind auto")),

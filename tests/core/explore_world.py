@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent, AgentState
+from nvrx_slurm.core.coordinator import electing
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator import takeover
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.election import election
 from nvrx_slurm.core.election import events as el
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.election.quorum import peer_of
@@ -32,12 +33,12 @@ HORIZON_S = 150.0  # of a job
 @contextmanager
 def coarse_times():
     """Meanwhile the cores' short times are all GRID_S."""
-    before = el._QUESTION_S, el._FIRST_QUESTION_S, takeover._PROBE_S
-    el._QUESTION_S = el._FIRST_QUESTION_S = takeover._PROBE_S = GRID_S
+    before = election._QUESTION_S, election._FIRST_QUESTION_S, electing._PROBE_S
+    election._QUESTION_S = election._FIRST_QUESTION_S = electing._PROBE_S = GRID_S
     try:
         yield
     finally:
-        el._QUESTION_S, el._FIRST_QUESTION_S, takeover._PROBE_S = before
+        election._QUESTION_S, election._FIRST_QUESTION_S, electing._PROBE_S = before
 
 
 class World(Streams):

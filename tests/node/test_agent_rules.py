@@ -81,7 +81,8 @@ MEGATRON = """
 state = os.path.join(os.environ["NVRX_TEST_GATES"], "suspect")
 def end(code, said=""):
     if said and RANK == 1:
-        os.write(2, f"ERROR:megatron.core.rerun_state_machine:Rank 1, node n{NODE}, device 0: {said}!\\n".encode())
+        who = f"Rank 1, node {os.uname().nodename}, device 0"
+        os.write(2, f"ERROR:megatron.core.rerun_state_machine:{who}: {said}!\\n".encode())
     gate(f"cycle{CYCLE}")
     sys.exit(code)
 NODE, suspect = os.environ["NVRX_INFRA_RANK"], open(state).read() if os.path.exists(state) else ""

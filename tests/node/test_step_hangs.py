@@ -61,5 +61,6 @@ def test_a_rank_that_may_go_on_is_told_and_left_alone(rig, kind, who):
     one = rig.run(str(ZOO), *FLAGS, args=(kind, str(who)))
     said = one.line("made no step for (.*) but nothing proves a hang: (.*)$", BOUND_S)
     (rig.dir / "told").touch()
-    assert re.search(f"rank {who} {PAUSES[kind]} at .*step_zoo.py", said[2]), said[2]
+    # A rank that is blocked in the kernel at that moment prints no stack.
+    assert re.search(f"rank {who} {PAUSES[kind]} at (.*step_zoo.py|an unknown place)", said[2]), said[2]
     assert one.wait(BOUND_S) == 0 and not rig.result["restarts"]

@@ -160,9 +160,10 @@ from nvrx_slurm.node.workers.launcher import Launcher
 wait = Launcher.wait
 async def timed(self, forked=True):
     began_s = self._loop.time()
-    await wait(self, forked)
+    took_s = await wait(self, forked)
     imports_s = max(template.imports_s for template in self._templates.values())
     print(f"waited {self._loop.time() - began_s:.6f} imports {imports_s:.6f}", flush=True)
+    return took_s
 Launcher.wait = timed
 """
 
