@@ -32,6 +32,7 @@ from nvrx_slurm.system.owned import append_to
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
 _SENTENCES = 1000  # that `once` remembers
+_PROMPT_S = 0.1  # print() without a buffer writes a line in pieces
 _FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
 _DRAW_S = 1.0  # between two looks at the job's status, for the last line of a terminal
 _MAX_STATUS = 1 << 20  # bytes
@@ -57,7 +58,7 @@ class Console:
     Each of the launcher's lines has a head: local time, seconds since the job began, `name`.
     `began_s`: when that was (Unix seconds); 0 = now.
     `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
-    `copy`: a file for the launcher's own lines, too. `prompts`: show a line before its newline comes.
+    `copy`: a file for the launcher's own lines, too. `prompts`: show a line whose newline does not come.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Console:
         began_s: float = 0.0,
     ) -> None:
         self._name, self._prompts = name, prompts
+        self._prompt_at = math.inf  # when a line whose newline has not come is a prompt
         self._copy_path, self._copy_fd = copy, -1
         before_s = max(0.0, time.time() - began_s) if began_s else 0.0
         self._started_s = time.monotonic() - before_s
@@ -138,8 +140,11 @@ class Console:
             finishing = self._finishing  # read before the files are read for the last time
             self._speak()
             self._follow_new()
-            self._mark(ready, everything=finishing)
-            self._round(flush=finishing or self._prompts)
+            is_prompt = time.monotonic() >= self._prompt_at
+            if is_prompt:
+                self._prompt_at = math.inf
+            self._mark(ready, everything=finishing or is_prompt)
+            self._round(flush=finishing or is_prompt)
             if not finishing:
                 self._draw()
                 continue
@@ -155,10 +160,12 @@ class Console:
         timeout_ms = None
         if any(one.pending for one in self._followed):
             timeout_ms = 0.0
-        elif self._refresh_s is not None or self._status is not None:
+        else:
             refresh_s = self._next_refresh_s if self._refresh_s is not None else math.inf
             draw_s = self._next_draw_s if self._status is not None else math.inf
-            timeout_ms = max(0.0, min(refresh_s, draw_s) - time.monotonic()) * 1000
+            due_s = min(refresh_s, draw_s, self._prompt_at)
+            if due_s < math.inf:
+                timeout_ms = max(0.0, due_s - time.monotonic()) * 1000
         ready = {fd for fd, _ in self._poll.poll(timeout_ms)}
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
@@ -198,10 +205,14 @@ class Console:
 
     def _mark(self, ready: set[int], everything: bool) -> None:
         """Note which files may have grown."""
-        if self._refresh_s is not None and time.monotonic() >= self._next_refresh_s:
+        is_due = self._refresh_s is not None and time.monotonic() >= self._next_refresh_s
+        if self._refresh_s is not None and is_due:
             self._next_refresh_s = time.monotonic() + self._refresh_s
             everything = True
-        if self._changes is not None and self._changes.fd in ready:
+        has_changed = self._changes is not None and self._changes.fd in ready
+        if self._prompts and (is_due or has_changed):
+            self._prompt_at = time.monotonic() + _PROMPT_S
+        if self._changes is not None and has_changed:
             names = self._changes.wait()
             lost = "" in names  # IN_Q_OVERFLOW has no name: anything may have changed
             for one in self._followed:
