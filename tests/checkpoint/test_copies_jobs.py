@@ -268,4 +268,5 @@ def test_a_rank_that_is_killed_in_a_save_of_a_job_with_copies(make: Callable[...
     """Other ranks are a step further, and their copies, too: all take the iteration that each of them has."""
     job = make("in-a-save", spares=0)
     assert job.end() == undisturbed
-    assert begins(job.text, 1) == {FAULT_AT}
+    # The checksum of the last save may not have been compared yet: then it is the one before.
+    assert begins(job.text, 1) in ({FAULT_AT}, {FAULT_AT - 1})

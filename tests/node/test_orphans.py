@@ -85,7 +85,7 @@ gate()
     assert not any(map(gone, left))
     rig.open()
     assert one.wait() == 0
-    assert all(map(gone, left))
+    until(lambda: all(map(gone, left)), "the end of what it has left")
 
 
 def test_helpers_of_a_stopped_worker_outlive_its_last_words(rig):
