@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,16 +30,24 @@ class Work:
                 result = work()
             except OSError as error:
                 result = error
-            except Exception as error:  # a defect: whoever waits for the result hears of it
+            except Exception as error:  # a defect is told to the one that waits for the result
                 result = OSError(repr(error))
             self._bring(partial(then, result))
 
-        self._pool.submit(run)
+        with suppress(RuntimeError):  # no thread can be made: the work waits for one that there is
+            self._pool.submit(run)
 
     def decide(self, decision: Callable[[], R]) -> R:
         """From a thread: what the one that decides says. Raises OSError if that takes too long."""
         future: Future[R] = Future()
-        self._bring(lambda: future.set_result(decision()))
+
+        def decided() -> None:
+            try:
+                future.set_result(decision())
+            except Exception as error:  # the keeper lives on, with the memory of all ranks
+                future.set_exception(error)
+
+        self._bring(decided)
         if not wait([future], _DECISION_S).done:
             raise OSError("the keeper is too busy")
         return future.result()

@@ -189,9 +189,10 @@ def locks_twice():
 
 def waits_for_a_lock_of_another():
     path = HERE / "lock"
-    holder = FORK.Process(target=lambda: (fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX), idle()))
-    holder.start()
-    time.sleep(1.0)
+    held = FORK.Event()
+    take = (lambda: fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX), held.set, idle)
+    FORK.Process(target=lambda: [act() for act in take]).start()
+    held.wait()
     fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
 
 
