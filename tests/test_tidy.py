@@ -293,6 +293,12 @@ def test_ruff_has_nothing_to_say(words):
     assert done.returncode == 0, done.stdout
 
 
+def test_no_call_asks_for_a_shell_by_a_variable():
+    """A literal is ruff's to find."""
+    every = ((path, node) for path in EVERYWHERE for node in nodes(path) if isinstance(node, ast.keyword))
+    assert [name(path) for path, node in every if node.arg == "shell" and ast.unparse(node.value) != "False"] == []
+
+
 def test_a_test_installs_nothing():
     """`scripts/test` does, before pytest starts (tests/lib/nvrx_wheel.py is its part)."""
     lists = ((path, node) for path in TESTS for node in nodes(path) if isinstance(node, ast.List))

@@ -82,7 +82,7 @@ class Keeper:
             self._selector.register(self._launcher, selectors.EVENT_READ, ended)
 
     def _launcher_ended(self, launcher: int) -> None:
-        self._ended.add(launcher)  # nobody may have reaped it yet
+        self._ended.add(launcher)  # its number may be there until it is reaped
         self._selector.unregister(self._launcher)
         os.close(self._launcher)
         self._launcher = -1

@@ -36,7 +36,7 @@ class KeeperGone(CheckpointError):
 
 
 def is_stranger(connection: socket.socket) -> bool:
-    """Whether the peer belongs to another user, who is not root."""
+    """Whether the peer is a process of another user. Root is no stranger."""
     _, uid, _ = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )

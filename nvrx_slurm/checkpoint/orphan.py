@@ -1,4 +1,4 @@
-"""How the keeper begins: it has a name of its own, and belongs to nobody."""
+"""How the keeper begins: it listens under its name, and becomes an orphan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def become_its_own(listener: socket.socket) -> None:
 
 
 def _leave(listener: socket.socket) -> None:
-    """Become a process of nobody: an orphan that the launcher, where it is a subreaper, or init reaps."""
+    """Become an orphan. Init reaps it, or the launcher where that is a subreaper."""
     ready, told = os.pipe()
     if os.fork():
         os.close(told)
