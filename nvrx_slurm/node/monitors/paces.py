@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 EVERY_S, _FIRST_S = 5.0, 1.0
 _NODES_PER_S = 100  # that tell the coordinator
-_START_S = 30.0  # for the first worker to be there
 
 
 class Paces:
@@ -52,21 +51,21 @@ class Paces:
         return self._monitors[local_rank].times(self._sections, released_s)
 
     def begin(self, plan: Plan) -> None:
-        """Workers are about to start for this plan."""
+        """The workers of this plan have started."""
         self.end()
         self._seen, self._stalls = {}, Stalls(*self._limits)
         self._window_at = 0.0
-        self._wake(plan, _FIRST_S, self._loop.time() + _START_S)
+        self._wake(plan, _FIRST_S)
 
     def end(self) -> None:
         """Tell no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wake(self, plan: Plan, after_s: float, until_s: float) -> None:
-        self._timer = self._loop.call_later(after_s, self._read_pages, plan, until_s)
+    def _wake(self, plan: Plan, after_s: float) -> None:
+        self._timer = self._loop.call_later(after_s, self._read_pages, plan)
 
-    def _read_pages(self, plan: Plan, until_s: float) -> None:
+    def _read_pages(self, plan: Plan) -> None:
         alive = self._alive()
         found = [(rank, self.times(local_rank, released_s)) for local_rank, (rank, released_s) in alive.items()]
         if paces := [self._pace(rank, times) for rank, times in found if times.init_s]:
@@ -75,9 +74,9 @@ class Paces:
         for local_rank, (rank, times) in zip(alive, found, strict=True):
             if doubted := self._stalls.judge(rank, times):
                 self._doubt(local_rank, doubted)
-        if self._monitors and (alive or self._loop.time() < until_s):
+        if self._monitors and alive:
             every_s = min(EVERY_S, self._window_s or EVERY_S)
-            self._wake(plan, max(every_s, plan.active_nodes / _NODES_PER_S), until_s)
+            self._wake(plan, max(every_s, plan.active_nodes / _NODES_PER_S))
 
     def _tell_window(self, plan: Plan, alive: Mapping[int, tuple[int, float]]) -> None:
         """How long ranks have waited for each other."""

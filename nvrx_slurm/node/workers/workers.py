@@ -166,7 +166,6 @@ class Workers:
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
         self._opening.add_done_callback(report_defect)
         self._oom_kills = limits.oom_kills()
-        self._paces.begin(plan)
 
     async def _open_and_start(self, plan: Plan) -> None:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
@@ -191,6 +190,7 @@ class Workers:
         self._client_check.start()
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
+            self._paces.begin(plan)
         self._start_monitors(_MONITORS_AFTER_S)
         self._loop.call_later(_RULES_AFTER_S, bounded.begin, faults.read_rules, "rules")
 
