@@ -303,7 +303,7 @@ def _warm(here: Here, argv: list[str], script: str, shape: Layout) -> WarmSpec |
     if launch.module or ft.preload:
         return WarmSpec(path0, ft.preload)
     guess = preload.guess(_text(os.path.abspath(script)), shape.nproc, partial(_text_beside, path0))
-    return WarmSpec(path0, (), guess.first, guess.later, guess.next)
+    return WarmSpec(path0, (), guess.first, guess.later, guess.next, guess.scout)
 
 
 def _text_beside(path0: str | None, module: str) -> str:

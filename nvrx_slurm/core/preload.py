@@ -29,9 +29,8 @@ _DYNAMO = "torch._dynamo"  # the first optimizer of a script imports it, as slow
 # slow, too, and without a library that /proc shows
 _PYTHON_ONLY = ("accelerate", "torchmetrics", "transformers")
 WATCHED = (*CANDIDATES, _DYNAMO, *_PYTHON_ONLY)
-_USERS_OF_TORCH = frozenset(
-    {"torch", *_PYTHON_ONLY, "lightning", "pytorch_lightning", "torchvision"}
-)
+_LIGHTNING = frozenset({"lightning", "pytorch_lightning"})  # they import torchmetrics
+_USERS_OF_TORCH = frozenset({"torch", "torchvision", *_PYTHON_ONLY, *_LIGHTNING})
 _DYNAMO_SOON = re.compile(r"\b(optim|compile)\b")
 _LIBRARY = re.compile(r"/\S*\.so[.\d]*$", re.MULTILINE)
 _WRITERS = frozenset({"setdefault", "update", "pop", "clear"})  # methods of os.environ
@@ -63,6 +62,7 @@ class Guess(NamedTuple):
     first: tuple[str, ...] = ()  # what the first workers wait for
     later: tuple[str, ...] = ()  # what they import soon, and what may turn out to be unfit
     next: tuple[str, ...] = ()  # of these what they wait for, too, where it is fit
+    scout: str = ""  # what imports torch, and may set variables before; "" = the script itself
 
 
 def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
@@ -72,14 +72,14 @@ def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
     they take from libraries above torch; and not where a variable is set before torch is imported, since then they
     would be executed in the end.
     """
-    texts, sets, is_found = [source], False, False
+    texts, sets, first_user = [source], False, ""
     for kind, text in _at_import(source, read, set()):
         if kind is _TEXT:
             texts.append(text)
         elif kind is _SETS:
             sets = True
         elif text.partition(".")[0] in _USERS_OF_TORCH:
-            is_found = True
+            first_user = text
             break
     trees = [_parsed(text) for text in texts]
     found = [one for tree in trees for one in _imports(ast.walk(tree))]
@@ -92,15 +92,18 @@ def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
         for name, taken in dict.fromkeys(found)
         if name.partition(".")[0] in _PYTHON_ONLY
     ]
+    if names & _LIGHTNING:
+        entries.append("torchmetrics")
     later = (*in_order(names | {"torch"}), *entries)
-    if sets or (sets_later and not is_found):
+    if sets or (sets_later and not first_user):
         return Guess((), later)
+    scout = "" if first_user.partition(".")[0] in ("", "torch") else first_user
     soon = names & (_USERS_OF_TORCH - {"torch"}) or any(_DYNAMO_SOON.search(text) for text in texts)
     first = in_order((names & {"numpy"}) | {"torch"})
     # One worker reaches its first optimizer as fast by itself.
     if nproc > 1 and soon and not sets_later:
-        return Guess(first, later, tuple(entries))
-    return Guess(tuple(name for name in first if name != _DYNAMO), later)
+        return Guess(first, later, tuple(entries), scout)
+    return Guess(tuple(name for name in first if name != _DYNAMO), later, scout=scout)
 
 
 _TEXT, _SETS, _IMPORT = "text", "sets", "import"

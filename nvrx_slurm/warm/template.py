@@ -14,9 +14,11 @@ The environment variable NVRX_TEMPLATE is JSON:
     path0        what Python will put in front of sys.path, or null
     rank_names   variables that only a worker has
     python_path  PYTHONPATH of a worker, or null
+    scout        the package by which the script imports torch, or "": modules are imported under what it sets before
     hurry        workers wait for this template
-Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": SECONDS_OF_IMPORTS},
-{"pids": [...]} with 0 for a process that could not be made, {"stale": FILE}, {"fresh": true}, {"successor": PID}.
+Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"stale": FILE}, {"fresh": true},
+{"ready": SECONDS_OF_IMPORTS, "changes": {...}} with what the scout has set, {"successor": PID}, {"pids": [...]} with 0
+for a process that could not be made.
 Messages from the agent are JSON, too:
     {"fork": N}       with one descriptor per standby: the socket on which `child.processes.Held` releases it
     {"grow": [...]}   a forked successor imports these modules, too, while this process goes on
@@ -55,6 +57,7 @@ from nvrx_process import (
     threads,
 )
 from nvrx_rank import Rank, begin_anew
+from nvrx_scout import changes_of
 from nvrx_steps import PAGE
 
 _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
@@ -97,7 +100,10 @@ class Template:
 
     def run(self):
         """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""
-        self._say(ready=self._import(self._modules, self._hurry))
+        scout = self._setup["scout"]
+        changes = changes_of(scout, self._journal) if scout else {}
+        self._modules = [(module, {**changes, **own}) for module, own in self._modules]
+        self._say(ready=self._import(self._modules, self._hurry), changes=changes)
         standby = self._serve()
         self._be_released(standby)
 

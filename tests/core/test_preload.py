@@ -45,7 +45,7 @@ BESIDE = {
         ("import torch\no = torch.optim.AdamW", 1, TORCH, DYNAMO),
         ("'text'\nimport os, numpy\nX = g()\nimport torch", 2, ("numpy", "torch"), ("numpy", *DYNAMO)),
         ("import pandas, torch", 2, TORCH, (*DYNAMO, "pandas")),
-        ("import lightning", 2, DYNAMO, DYNAMO),
+        ("import lightning", 2, DYNAMO, (*DYNAMO, "torchmetrics")),
         ("T = now()\nprint(T)\nfrom transformers import A, B", 1, TORCH, (*DYNAMO, "transformers:A,B")),
         ("if X:\n  try:\n    import torch\n  except ImportError: pass", 2, TORCH, DYNAMO),
         ("def train():\n  import torch", 2, TORCH, DYNAMO),
@@ -79,6 +79,20 @@ def test_what_workers_wait_for(source: str, nproc: int, first: tuple[str, ...], 
 def test_several_workers_wait_for_what_they_take_from_libraries_above_torch(nproc: int, more: tuple[str, ...]) -> None:
     source = "from transformers import A, B\nimport accelerate"
     assert preload.guess(source, nproc, lambda module: "").next == more
+
+
+@pytest.mark.parametrize(
+    ("source", "scout"),
+    [
+        ("import torch, lightning", ""),
+        ("import lightning.pytorch, torch", "lightning.pytorch"),
+        ("from pkg.main import main", ""),
+        ("import os\nos.environ['X'] = '1'\nimport lightning", ""),
+        ("import os", ""),
+    ],
+)
+def test_a_package_that_imports_torch_for_the_script_is_asked_what_it_sets_before(source, scout):
+    assert preload.guess(source, 1, lambda module: BESIDE.get(module, "")).scout == scout
 
 
 def learned(*told):

@@ -52,6 +52,27 @@ def test_ranks_that_others_may_know_start_again_which_uses_no_restart(rig):
     assert "up 0" not in one.text and any("all ranks are executed" in said for said in one.said)
 
 
+BY_A_PACKAGE = """
+before = "torch" in getattr(sys.meta_path[0], "parked", ())
+import lightning
+say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), os.environ["MOOD"])
+"""
+PACKAGE = """
+import os
+os.environ["MOOD"] = "good"
+import torch
+"""
+
+
+def test_a_package_that_sets_a_variable_before_torch_is_forked_from_the_first_cycle_on(rig):
+    pytest.importorskip("torch")
+    packages = rig.dir / "packages"
+    packages.mkdir()
+    (packages / "lightning.py").write_text(PACKAGE)
+    one = rig.run(rig.script(BY_A_PACKAGE), "--nproc-per-node=1", PYTHONPATH=str(packages))
+    assert one.wait() == 0 and up(one, 0, 0)[::2] == ("forked", "good")
+
+
 QUIETLY = """
 os.environ._data[b"MOOD"] = b"good"
 import moody

@@ -304,7 +304,8 @@ class Launcher:
         env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
         for prefix in dict.fromkeys(self._prefixes):
             hook_dir, told, ignored = self._start_up.directory, self._told.path, self._spec.warning_signal
-            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, told, watched, ignored)
+            scout = self._warm.scout if self._warm is not None else ""
+            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, told, watched, scout, ignored)
             ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
             renew, drop = partial(self._renew, ranks), partial(self._drop_all, ranks)
             self._templates[prefix] = TemplateProcess(

@@ -11,7 +11,8 @@ from pathlib import Path
 from nvrx_slurm.system.files import WARM_NAME
 
 _WARM = Path(__file__).parents[2] / "warm"
-_PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "steps", "template")  # nvrx_NAME in a worker
+# nvrx_NAME in a worker
+_PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "scout", "steps", "template")
 _HOOK = "sitecustomize"
 _PYC_HEADER_BYTES = 16
 _UNCHECKED = (0b01).to_bytes(4, "little") + bytes(8)  # PEP 552: by the hash of a source that nobody compares

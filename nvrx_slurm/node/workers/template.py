@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.core.preload import Module
+from nvrx_slurm.core.preload import Changes, Module
 from nvrx_slurm.declared import Record
 from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
@@ -36,6 +36,7 @@ class TemplateSpec(Record):
     hook_dir: Path
     told: str  # path of the socket on which workers tell of their imports
     watched: Sequence[str]  # the modules that they tell of
+    scout: str = ""  # the package by which their script imports torch
     ignored: int = 0  # a signal that workers shall not die of; 0 = none
 
 
@@ -121,6 +122,7 @@ class TemplateProcess(SupervisedProcess):
                 "path0": spec.path0,
                 "rank_names": RANK_NAMES,
                 "python_path": spec.env.get("PYTHONPATH"),
+                "scout": self._spec.scout if self.hurry else "",  # later ones are told by ranks
                 "hurry": self.hurry,
             }
             env = {**spec.env, "NVRX_TEMPLATE": json.dumps(setup)}
@@ -205,6 +207,7 @@ class TemplateProcess(SupervisedProcess):
                 self._take(message["pids"])
             elif "ready" in message:
                 self._is_ready, self.hurry, self.imports_s = True, False, float(message["ready"])
+                self._take_changes(message["changes"])
                 self.fork(self._wanted)
                 self._grow()
                 if self._is_renewed:
@@ -222,6 +225,12 @@ class TemplateProcess(SupervisedProcess):
         except (ValueError, TypeError, KeyError) as error:
             self._say(f"the template process said what it should not: {error!r}")
             self._kill()
+
+    def _take_changes(self, changes: Changes) -> None:
+        """Its modules were imported under these, and so shall be what comes next."""
+        for modules in (self._modules, self._more):
+            modules[:] = [(name, {**changes, **own}) for name, own in modules]
+        self._known.update((*self._modules, *self._more))
 
     def _leave_out(self, modules: list[Module], message: Mapping[str, str]) -> None:
         module, why = message["unfit"], message["why"]

@@ -59,6 +59,7 @@ class WarmSpec(Record):
     imports: Sequence[str] = ()  # those that the script imports first of all
     later: Sequence[str] = ()  # those that the script imports, and that may turn out to be unfit
     next: Sequence[str] = ()  # those of them that the first workers wait for
+    scout: str = ""  # what the script imports torch by
 
 
 class WorkerSpec(Record):
