@@ -64,15 +64,17 @@ def test_child_starts_with_no_signal_blocked_or_ignored(tmp_path):
 
 def test_an_ignored_signal_kills_no_child_that_did_not_ask_for_it(tmp_path):
     """Also one that comes before the child has come to its exec; its own handler still counts."""
-    code = "import os, signal, sys; print(signal.getsignal(10)); signal.raise_signal(10); print('lives')"
-    code += "; signal.signal(10, lambda *_: print('handled')); signal.raise_signal(10)"
+    code = "import os, signal, sys; sys.stdin.read(); print(signal.getsignal(10)); signal.raise_signal(10)"
+    code += "; print('lives'); signal.signal(10, lambda *_: print('handled')); signal.raise_signal(10)"
+    reading, writing = os.pipe()  # it goes on once the signal was sent
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        with (tmp_path / "out").open("wb") as file:
+        with (tmp_path / "out").open("wb") as file, open(reading) as stdin:
             child = processes.start(
-                [sys.executable, "-u", "-c", code], os.environ, file, subprocess.STDOUT, signal.SIGUSR1
+                [sys.executable, "-u", "-c", code], os.environ, file, subprocess.STDOUT, signal.SIGUSR1, stdin
             )
         child.signal_group(signal.SIGUSR1)  # blocked in it, as in us, until it ignores it
+        os.close(writing)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     assert readable(child.pidfd)
