@@ -114,14 +114,18 @@ def _at_import(
 ) -> Iterator[tuple[str, str]]:
     """What happens while this text is executed as a module, in order, also in modules beside the script.
 
-    A function of a module beside the script may be called at once, so what it sets counts.
+    What a function sets counts where the module calls one of its own; and at the end of a module beside the script,
+    since then others may call it.
     """
     tree = _parsed(source)
-    if package and any(_sets(node) for node in ast.walk(tree)):
-        yield _SETS, ""
+    functions = [
+        node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    setting = any(_sets(part) for function in functions for part in ast.walk(function))
+    callable_here = {function.name for function in functions} if setting else set()
     for node in _statements(tree.body):
-        is_definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        if not is_definition and any(_sets(part) for part in ast.walk(node)):
+        parts = [] if node in functions else [*ast.walk(node)]
+        if any(_sets(part) or _called(part) in callable_here for part in parts):
             yield _SETS, ""
         for name, taken in _imports([node], package):
             for module in dict.fromkeys((name, *(f"{name}.{one}" for one in taken))):
@@ -131,6 +135,13 @@ def _at_import(
                     yield _TEXT, text
                     yield from _at_import(text, read, seen, module)
             yield _IMPORT, name
+    if package and setting:
+        yield _SETS, ""
+
+
+def _called(node: ast.AST) -> str:
+    """The last part of the name of what it calls; "" for anything else."""
+    return _name(node.func) if isinstance(node, ast.Call) else ""
 
 
 def _parsed(source: str) -> ast.Module:
@@ -157,7 +168,7 @@ def _sets(node: ast.AST) -> bool:
         return not isinstance(node.ctx, ast.Load) and _name(node.value) == "environ"
     if not isinstance(node, ast.Call):
         return False
-    called = _name(node.func)
+    called = _called(node)
     owner = node.func.value if isinstance(node.func, ast.Attribute) else None
     return called in _SETTERS or (called in _WRITERS and _name(owner) == "environ")
 

@@ -32,6 +32,8 @@ BESIDE = {
     "pkg": "from .main import main",
     "pkg.main": "from ..pkg import deep",
     "pkg.deep": "import torch\noptim = 1",
+    "late": "import torch\ndef f(): os.environ['X'] = '1'",
+    "early": "def f(): os.environ['X'] = '1'\nf()\nimport torch",
     "clean": "import json",
     "ring": "import ring",
 }
@@ -59,6 +61,10 @@ BESIDE = {
         ("from os import environ, putenv\ndel environ['X']\nputenv('Y', '1')\nimport torch", 2, (), DYNAMO),
         ("import dotenv\ndotenv.load_dotenv()\nimport torch", 2, (), DYNAMO),
         ("import sets, torch", 2, (), DYNAMO),
+        ("import early", 2, (), DYNAMO),
+        ("def f(): os.environ['X'] = '1'\nf()\nimport torch", 2, (), DYNAMO),
+        ("def f(): os.environ['X'] = '1'\nimport torch\nf()", 2, TORCH, DYNAMO),
+        ("import late", 2, TORCH, DYNAMO),
         ("import os\ndef main():\n  os.environ['X'] = '1'\n  import torch", 2, (), DYNAMO),
         # After torch: before the first optimizer.
         ("import torch, os\nos.environ['X'] = '1'\no = torch.optim.AdamW", 2, TORCH, DYNAMO),
