@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 import tutorialdoc
 from test_tidy import our_files
+from waits import WAIT_S
 
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
 from nvrx_slurm.config.layers import SETTINGS, resolve
@@ -34,7 +35,6 @@ TEXTS = sorted(
 )
 MIGRATING = (DOCS / "how-to/migrate-from-torchrun.md", DOCS / "how-to/migrate-from-nvrx.md")
 STATUSES = {"same", "renamed", "no effect", "refused", "not needed"}
-BOUND_S = 100
 LAUNCHER = ["-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node", "2"]
 BY_FLAG = {flag: item for item in SETTINGS.values() for flag in item.flags}
 BY_VARIABLE = {name: item for item in SETTINGS.values() for name in item.env}
@@ -132,7 +132,7 @@ def log_tree(tmp_path_factory):
         merged = place / "logs/%j/train.log"
         words = [*LAUNCHER, "--rdzv-id", job, "--ft-per-cycle-applog-prefix", str(merged), "train.py", job]
         done = subprocess.run(
-            [sys.executable, *words], cwd=place, env=clean_environment(), capture_output=True, timeout=BOUND_S
+            [sys.executable, *words], cwd=place, env=clean_environment(), capture_output=True, timeout=WAIT_S
         )
         assert done.returncode == code, done.stderr.decode()
     (place / "nvrx_logs/chain_20261125-101500_3f2a").write_text("4711\n4712\n")
@@ -149,7 +149,7 @@ def test_shell_blocks_run(fence: Fence, log_tree: Path):
     env = clean_environment()
     env["PATH"] = f"{log_tree / 'bin'}:{env['PATH']}"
     words = ["bash", "-uo", "pipefail", "-c", f"trap '[ $? = 3 ] || exit 99' ERR\n{fence.text}"]
-    done = subprocess.run(words, cwd=log_tree, env=env, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(words, cwd=log_tree, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode in (0, 3), done.stdout + done.stderr
 
 
@@ -161,7 +161,7 @@ def clean_environment() -> dict[str, str]:
 
 def run(script, launcher, env):
     command = [sys.executable, *launcher, str(script)]
-    done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -243,7 +243,7 @@ def test_pages_are_short():
 
 @pytest.mark.skipif(not (REPO / ".venv-docs/ready").exists(), reason="mkdocs is not here; scripts/docs installs it")
 def test_the_site_is_built_with_its_manual_pages(tmp_path):
-    done = subprocess.run(["scripts/docs", tmp_path], cwd=REPO, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(["scripts/docs", tmp_path], cwd=REPO, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {path.stem for path in (tmp_path / "man/man1").iterdir()}
     assert {"nvrx-run", "nvrx", "nvrx-status", "nvrx-health-run"} <= pages

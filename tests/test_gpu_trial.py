@@ -7,19 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import WAIT_S
 
 pytestmark = pytest.mark.process
 
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "gpu-trial"
-BOUND_S = 110
 
 
 def trial(directory, *args):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NVRX_"))}
     return subprocess.run(
         [str(SCRIPT), *args], cwd=directory, env=env | {"PYTHON": sys.executable}, text=True, capture_output=True,
-        timeout=BOUND_S,
+        timeout=WAIT_S,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import WAIT_S
 
 from nvrx_slurm.checkpoint import link
 from nvrx_slurm.checkpoint import messages as m
@@ -26,7 +27,6 @@ from nvrx_slurm.records import Kept, MemoryPlan, Wanted
 
 pytestmark = pytest.mark.process
 
-BOUND_S = 30.0
 MB = 1 << 20
 JOB = identity("a" * 64, "job")
 STRANGER = identity("b" * 64, "job")
@@ -104,7 +104,7 @@ class Node:
         self.launcher.kill()
         self.launcher.communicate()
         self.agent.close()
-        assert select.select([self.pidfd], [], [], BOUND_S)[0]
+        assert select.select([self.pidfd], [], [], WAIT_S)[0]
         os.close(self.pidfd)
 
 
@@ -266,7 +266,7 @@ HOSTILE: dict[str, bytes] = {
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_bytes_of_strangers_change_nothing(pair: tuple[Node, Node], data: bytes) -> None:
     one, other = pair
-    callers = [socket.create_connection(("127.0.0.1", other.port), BOUND_S) for _ in range(20)]
+    callers = [socket.create_connection(("127.0.0.1", other.port), WAIT_S) for _ in range(20)]
     for caller in callers:  # each is hung up on, at once or after the time for a proof
         with suppress(OSError), caller:
             caller.sendall(data)
@@ -279,7 +279,7 @@ def test_bytes_of_strangers_change_nothing(pair: tuple[Node, Node], data: bytes)
 
 
 def call(node: Node, identity: JobIdentity = JOB) -> Channel:
-    return Channel(socket.create_connection(("127.0.0.1", node.port), BOUND_S), identity, is_server=False)
+    return Channel(socket.create_connection(("127.0.0.1", node.port), WAIT_S), identity, is_server=False)
 
 
 def test_who_has_another_token_gets_nowhere(pair: tuple[Node, Node]) -> None:
@@ -381,7 +381,7 @@ def test_a_keeper_that_is_killed_while_it_sends_leaves_nothing_half(make: Callab
     save(rank, 2, 64 * MB)  # more than the buffers of the connection
     os.kill(one.pid, signal.SIGKILL)
     os.kill(other.pid, signal.SIGCONT)
-    assert select.select([one.pidfd], [], [], BOUND_S)[0]
+    assert select.select([one.pidfd], [], [], WAIT_S)[0]
     again = other.join(0, cycle=1)
     assert {save for save in again.ask(m.AskHeld(), m.HeldSaves)[0].saves} <= {(0, 1)}
     save(again, 2)

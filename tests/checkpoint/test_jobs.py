@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.process
 
 REPO = Path(__file__).resolve().parents[2]
-BOUND_S = 90.0
+BOUND_S = 150.0
 STEPS = 6
 FAULT_AT = 4
 

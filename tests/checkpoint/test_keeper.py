@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import WAIT_S
 
 from nvrx_slurm.checkpoint import link
 from nvrx_slurm.checkpoint import messages as m
@@ -19,7 +20,6 @@ from nvrx_slurm.checkpoint.link import CheckpointError, KeeperGone, Link
 
 pytestmark = pytest.mark.process
 
-BOUND_S = 30.0
 MB = 1 << 20
 
 
@@ -39,7 +39,7 @@ class Node:
 
     def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(BOUND_S)
+        connection.settimeout(WAIT_S)
         connection.connect("\0" + self.name)
         return connection
 
@@ -47,7 +47,7 @@ class Node:
         with self.connect() as connection:
             return int(struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
-    def ended(self, within_s=BOUND_S):
+    def ended(self, within_s=WAIT_S):
         return bool(select.select([self.pidfd], [], [], within_s)[0])
 
     def close(self):
@@ -294,7 +294,7 @@ def test_other_users_are_refused(node):
         "one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); one.connect('\\0' + sys.argv[1]); "
         "print(len(one.recv(100)))"
     )
-    done = subprocess.run([sys.executable, "-c", program, node.name], capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run([sys.executable, "-c", program, node.name], capture_output=True, text=True, timeout=WAIT_S)
     assert done.stdout.strip() == "0" or "ConnectionReset" in done.stderr
 
 
@@ -330,7 +330,7 @@ def test_it_is_not_bound_as_the_rank_that_started_it(make):
     other = make()  # whose launcher is used
     name = f"{other.name}-bound"
     argv = [sys.executable, "-c", BOUND_RANK, name, str(other.launcher.pid)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S)
     if done.stdout.strip() != "bind:0":
         pytest.skip("the kernel binds no memory")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:

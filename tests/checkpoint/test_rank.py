@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from waits import WAIT_S
 
 torch = pytest.importorskip("torch")
 
@@ -22,8 +23,6 @@ from nvrx_slurm.checkpoint import link, rank  # noqa: E402
 from nvrx_slurm.checkpoint.link import CheckpointError, address, start  # noqa: E402
 
 pytestmark = pytest.mark.process
-
-BOUND_S = 60.0
 
 
 class Job:
@@ -40,7 +39,7 @@ class Job:
     def kill_keeper(self):
         pidfd = os.pidfd_open(self.keeper_pid())
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        assert select.select([pidfd], [], [], BOUND_S)[0]
+        assert select.select([pidfd], [], [], WAIT_S)[0]
         os.close(pidfd)
 
     def close(self):
@@ -265,7 +264,7 @@ def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(job, monkeypa
         os.kill(keeper, signal.SIGCONT)
     assert caplog.text.count("timed out") == 1
     rank._keeper.retry_at = 0.0
-    monkeypatch.setattr(link, "_ANSWER_S", BOUND_S)
+    monkeypatch.setattr(link, "_ANSWER_S", WAIT_S)
     assert checkpoint.save({"i": 3}, 100) and checkpoint.load() == ({"i": 3}, 100)
 
 
@@ -312,7 +311,7 @@ checkpoint.save({name: one + 2 for name, one in state.items()}, 3)
 def test_a_rank_that_is_killed_in_a_save_loses_that_one(job):
     assert checkpoint.save({"i": 0}, 0)  # starts the keeper
     argv = [sys.executable, "-c", KILLED_IN_A_SAVE, str(job.launcher.pid)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == -signal.SIGKILL and "in the middle" in done.stdout, done.stderr
     rank._keeper.drop()
     found = checkpoint.load()

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from standin import StandIn
+from waits import WAIT_S
 
 from nvrx_slurm.health.check import Verdict
 
-_BOUND_S = 30.0
 _PROGRAM = """
 import json, sys
 from nvrx_slurm.health import registry
@@ -43,7 +43,7 @@ class Examiner:
         """What it answers. Fails if it does not within a bound, or has died of it."""
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
-        assert select.select([self.process.stdout], [], [], _BOUND_S)[0], f"no answer to {question[0]}"
+        assert select.select([self.process.stdout], [], [], WAIT_S)[0], f"no answer to {question[0]}"
         return json.loads(self.process.stdout.readline())
 
     def close(self):

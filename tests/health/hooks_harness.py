@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from waits import WAIT_S
+
 from nvrx_slurm.health import registry, runner
 from nvrx_slurm.health.hooks import run as hooks_run
 
 REPO = Path(__file__).resolve().parents[2]
-BOUND_S = 60.0
 SLACK_S = 10.0  # of a loaded machine, where a defect would hang for ever
 NOBODY, ANOTHER = 65534, 65533
 SUCCESS, FAILED = {"SLURM_JOB_EXIT_CODE2": "0:0"}, {"SLURM_JOB_EXIT_CODE2": "1:0"}
@@ -147,7 +148,7 @@ class Hooks:
         started_s = time.monotonic()
         done = subprocess.run(
             [*self.around, str(folder / hook)], env={"SLURMD_NODENAME": "n1", **self._env(hook), **env},
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_S,
         )  # fmt: skip
         assert (done.stdout, done.stderr) == (b"", b""), "slurmd's pipe is for terminals only"
         return self._ran(done.returncode, started_s)
@@ -155,7 +156,7 @@ class Hooks:
     def version(self):
         """What `nvrx doctor` asks: everything a hook needs is checked and loaded."""
         argv = ["/bin/sh", str(self.root / "hooks/hook.sh"), "version"]
-        return subprocess.run(argv, env={}, capture_output=True, text=True, timeout=BOUND_S)
+        return subprocess.run(argv, env={}, capture_output=True, text=True, timeout=WAIT_S)
 
 
 def made(root, monkeypatch):

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from waits import WAIT_S
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # other tests fork; their children make no calls
 import grpc  # noqa: E402
@@ -17,7 +18,6 @@ import grpc  # noqa: E402
 from nvrx_slurm.health.checks.node_service import METHOD  # noqa: E402
 from nvrx_slurm.health.service import nvhcd_pb2 as pb  # noqa: E402
 
-BOUND_S = 30.0
 WORDS = ["--no-slurm", "--group", "prolog", "gpu", "a", "b", "c", "next", "a" * 256]  # which a call may have
 WELL = '{"fail_count": 0, "failed_checks": []}'
 
@@ -73,13 +73,13 @@ class Daemon:
         """Wait until a further line of its log has these words."""
         line = ""
         while words not in line:
-            assert select.select([self.process.stderr], [], [], BOUND_S)[0], f"{words!r} is not in its log: {self._log}"
+            assert select.select([self.process.stderr], [], [], WAIT_S)[0], f"{words!r} is not in its log: {self._log}"
             line = self.process.stderr.readline()
             assert line, f"it ended: {self._log}"
             self._log.append(line)
 
     def answer(self, *args):
-        return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
+        return self.ask(pb.HealthCheckRequest(args=args), timeout=WAIT_S)
 
     def error(self, *args):
         """(status, sentence) of a call that fails."""
@@ -95,11 +95,11 @@ class Daemon:
         self.channel.close()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(BOUND_S)
+            self.process.wait(WAIT_S)
         shutil.rmtree(self.dir)
 
     def stop(self):
         """By SIGTERM; it leaves no socket."""
         self.process.terminate()
-        _, log = self.process.communicate(timeout=BOUND_S)
+        _, log = self.process.communicate(timeout=WAIT_S)
         assert self.process.returncode == 0 and not self.socket.exists() and "Traceback" not in log, log

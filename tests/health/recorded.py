@@ -14,13 +14,13 @@ from pathlib import Path
 
 import dgx
 import pytest
+from waits import WAIT_S
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.report import from_json
 from nvrx_slurm.health.runner import examine
 
-BOUND_S = 60.0
 CHECKS = registry.built_in()
 EXPECTED = registry.defaults(CHECKS.values())
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
@@ -97,7 +97,7 @@ class Node:
     def program(self, *args, env=None):
         """(exit code, report) of it."""
         process = self.start(*args, env=env)
-        out, err = process.communicate(timeout=BOUND_S)
+        out, err = process.communicate(timeout=WAIT_S)
         assert out, err
         return process.returncode, from_json(out)
 
@@ -144,6 +144,6 @@ def ended(pid):
     try:
         poller = select.poll()
         poller.register(fd, select.POLLIN)
-        return bool(poller.poll(BOUND_S * 1000))
+        return bool(poller.poll(WAIT_S * 1000))
     finally:
         os.close(fd)

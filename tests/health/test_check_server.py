@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from recorded import BOUND_S, LUSTRE, F, P, U, ended
+from recorded import LUSTRE, F, P, U, ended
 from standin import StandIn
+from waits import WAIT_S
 
 from nvrx_slurm.child import descendants
 from nvrx_slurm.health import report
@@ -38,7 +39,7 @@ class CheckServer:
 
     def plain(self):
         """The next line. Fails without one within a bound."""
-        assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
+        assert select.select([self.process.stdout], [], [], WAIT_S)[0], "nothing was said"
         return dict(json.loads(self.process.stdout.readline().decode().partition(report.ANSWER)[2]))
 
     def line(self):
@@ -52,7 +53,7 @@ class CheckServer:
         assert asked
         return found
 
-    def memory(self, seconds=BOUND_S):
+    def memory(self, seconds=WAIT_S):
         """(MiB by GPU, verdict, sentence)."""
         self.say(f"memory {seconds}\n")
         line = self.plain()
@@ -68,7 +69,7 @@ class CheckServer:
 
     def end(self):
         """(exit code, stderr) after the end of its stdin."""
-        _, error = self.process.communicate(timeout=BOUND_S)
+        _, error = self.process.communicate(timeout=WAIT_S)
         return self.process.returncode, error.decode()
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from nvhcd_harness import BOUND_S, WELL, Daemon, pb
+from nvhcd_harness import WELL, Daemon, pb
 from recorded import ended
+from waits import WAIT_S
 
 from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.errors import UsageError
@@ -79,7 +80,7 @@ def test_runs_take_place_one_after_the_other(shared):
     """Each call has a run of its own; one whose client has given up has none."""
     shared.script("echo start $1 >> log; read x < go; echo stop >> log")
     go = shared.fifo("go")
-    first, gone, last = [shared.ask.future(pb.HealthCheckRequest(args=[word]), timeout=BOUND_S) for word in "abc"]
+    first, gone, last = [shared.ask.future(pb.HealthCheckRequest(args=[word]), timeout=WAIT_S) for word in "abc"]
     shared.wait_for("check.sh")
     gone.cancel()
     for call in (first, last):
@@ -115,14 +116,14 @@ def begun(daemon):
     daemon.start(NEVER)
     daemon.fifo("go")
     ready = daemon.fifo("ready")
-    asking = daemon.ask.future(pb.HealthCheckRequest(), timeout=BOUND_S)
+    asking = daemon.ask.future(pb.HealthCheckRequest(), timeout=WAIT_S)
     ready.read_text()
     return asking
 
 
 def test_sigterm_during_a_run_leaves_nothing(daemon):
     asking = begun(daemon)
-    waiting = daemon.ask.future(pb.HealthCheckRequest(args=["next"]), timeout=BOUND_S)
+    waiting = daemon.ask.future(pb.HealthCheckRequest(args=["next"]), timeout=WAIT_S)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(daemon.socket))
         daemon.stop()
@@ -134,7 +135,7 @@ def test_sigterm_during_a_run_leaves_nothing(daemon):
 def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemon):
     asking = begun(daemon)
     daemon.process.kill()
-    daemon.process.wait(BOUND_S)
+    daemon.process.wait(WAIT_S)
     assert asking.code() is grpc.StatusCode.UNAVAILABLE
     assert ended(int(*daemon.lines("own"))) and daemon.socket.is_socket()
     os.kill(int(*daemon.lines("pid")), signal.SIGKILL)

@@ -7,8 +7,9 @@ import threading
 import time
 
 import pytest
-from nvhcd_harness import BOUND_S, WELL, Daemon
+from nvhcd_harness import WELL, Daemon
 from test_check_server import _PROGRAM, CheckServer
+from waits import WAIT_S
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -26,7 +27,7 @@ def service():
     daemon.close()
 
 
-def ask(path, within_s=BOUND_S):
+def ask(path, within_s=WAIT_S):
     """The finding, in this process."""
     plan = policy.select("preflight", only=["node-service"], expect={"node_service": str(path)})
     (check,) = plan.checks
@@ -84,7 +85,7 @@ def test_a_peer_that_is_no_service_is_unknown_in_time(daemon, how):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(daemon.socket))
         listener.listen(0 if how == "never accepts" else 8)
-        listener.settimeout(BOUND_S)
+        listener.settimeout(WAIT_S)
         found = []
         asking = threading.Thread(target=lambda: found.append(ask(daemon.socket, 1.5)[0]))
         asking.start()
@@ -92,7 +93,7 @@ def test_a_peer_that_is_no_service_is_unknown_in_time(daemon, how):
             peer = listener.accept()[0]
             if how == "talks nonsense":
                 peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n{}" * 100)
-        asking.join(BOUND_S)
+        asking.join(WAIT_S)
     assert found == [Verdict.UNKNOWN]
 
 

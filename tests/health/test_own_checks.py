@@ -5,7 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from recorded import BOUND_S, ended
+from recorded import ended
+from waits import WAIT_S
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -28,7 +29,7 @@ def run(bare, own):
 def of_site(bare, site):
     """The finding of `mine`, whose child is forked from this process."""
     plan = policy.select("manual", only=["mine"], config=site, sysroot=str(bare.root))
-    (finding,) = runner.run(plan.checks, NodeView(str(bare.root)), plan.expected, BOUND_S).findings
+    (finding,) = runner.run(plan.checks, NodeView(str(bare.root)), plan.expected, WAIT_S).findings
     return finding.verdict, finding.text
 
 
@@ -101,5 +102,5 @@ def test_a_signal_to_the_program_ends_all_that_its_checks_have_started(bare, tmp
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 4 and all(os.path.exists(f"/proc/{pid}") for pid in started)
     process.send_signal(signum)
-    process.communicate(timeout=BOUND_S)
+    process.communicate(timeout=WAIT_S)
     assert all(ended(pid) for pid in started)

@@ -6,7 +6,8 @@ import threading
 import time
 
 import pytest
-from recorded import BOUND_S, LUSTRE, HungMount, ended
+from recorded import LUSTRE, HungMount, ended
+from waits import WAIT_S
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.health import runner
@@ -21,7 +22,7 @@ def check(gather, name="one", **more):
     return Check(name, "nothing", "Never.", lambda node, expected: (Verdict.PASS, str(gather(node, expected))), **more)
 
 
-def run(*checks, deadline_s=BOUND_S, root="/"):
+def run(*checks, deadline_s=WAIT_S, root="/"):
     """All of it; afterwards no child of it is left."""
     before = set(bounded_process.own)
     result = runner.run(checks, NodeView(root, {}), {}, deadline_s)
@@ -67,7 +68,7 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     hung = check(forever, "hung", budget_s=0.3, on_unknown="drain")
     started_s = time.monotonic()
     result = run(check(lambda n, e: 1, "a"), hung, check(lambda n, e: 2, "b"))
-    assert time.monotonic() - started_s < BOUND_S / 2
+    assert time.monotonic() - started_s < WAIT_S / 2
     assert [(f.check, f.verdict, f.action) for f in result.findings] == [
         ("a", Verdict.PASS, ""),
         ("hung", Verdict.UNKNOWN, "drain"),
@@ -95,10 +96,10 @@ def pid(node, expected):
 )
 def test_what_is_stuck_in_a_group_hides_no_other(bad, text):
     """Also where all others could not be done any more when its own time is up."""
-    found = run(*group(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=BOUND_S).findings
+    found = run(*group(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=WAIT_S).findings
     assert [f.verdict for f in found] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
     assert [found[at].text for at in (1, 3)] == [text, text]
-    hung = run(*group(pid, forever, pid, budget_s=BOUND_S), deadline_s=1.0).findings
+    hung = run(*group(pid, forever, pid, budget_s=WAIT_S), deadline_s=1.0).findings
     assert [f.verdict for f in hung] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
 
 
@@ -136,7 +137,7 @@ def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch):
 
 def test_what_could_not_begin_before_the_deadline_is_said():
     many = [forever] * 30
-    found = run(*group(*many, budget_s=BOUND_S), deadline_s=1.0).findings
+    found = run(*group(*many, budget_s=WAIT_S), deadline_s=1.0).findings
     assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
     assert found[0].text.startswith("timed out after ") and found[-1].text == "timed out before it could begin"
 
@@ -156,7 +157,7 @@ def test_sigterm_ends_the_program_and_its_checks(dgx, fifo):
     writer = os.open(fifo, os.O_WRONLY)
     (pid,) = descendants.children(process.pid)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=BOUND_S)
+    process.communicate(timeout=WAIT_S)
     os.close(writer)
     assert process.returncode == 128 + signal.SIGTERM
     assert ended(pid)
@@ -167,7 +168,7 @@ def test_checks_end_themselves_when_the_program_was_killed(dgx, fifo):
     writer = os.open(fifo, os.O_WRONLY)
     children = descendants.children(process.pid)
     process.kill()
-    process.communicate(timeout=BOUND_S)
+    process.communicate(timeout=WAIT_S)
     assert children, "it had ended before it was killed"
     assert all(map(ended, children))
     os.close(writer)
@@ -185,13 +186,13 @@ def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path):
     before = descendants.children(os.getpid())
     try:
         started_s = time.monotonic()
-        result = runner.run([check(looks, budget_s=1.0)], NodeView("/", {}), {}, BOUND_S)
+        result = runner.run([check(looks, budget_s=1.0)], NodeView("/", {}), {}, WAIT_S)
         took_s = time.monotonic() - started_s
-        taker.join(BOUND_S)
+        taker.join(WAIT_S)
         assert not taker.is_alive(), "nobody asked"
     finally:
         mount.close()  # lets it go
     for pid in set(descendants.children(os.getpid())).difference(before):
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert len(result.notes) == 1 and "1 check process(es)" in result.notes[0]
-    assert took_s < BOUND_S / 2
+    assert took_s < WAIT_S / 2

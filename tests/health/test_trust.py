@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hooks_harness import BOUND_S, NOBODY, REPO, as_root, made, script
+from hooks_harness import NOBODY, REPO, as_root, made, script
+from waits import WAIT_S
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import trust
@@ -190,7 +191,7 @@ def in_namespace(map_, *paths, uid=NOBODY):
             pytest.skip(f"users have no user namespaces here: {process.stderr.read().strip()}")
         for kind in ("uid_map", "gid_map"):
             Path(f"/proc/{process.pid}/{kind}").write_text(map_)
-        out, err = process.communicate("go\n", timeout=BOUND_S)
+        out, err = process.communicate("go\n", timeout=WAIT_S)
     assert process.returncode == 0, err
     who, *said = out.splitlines()
     return who, said

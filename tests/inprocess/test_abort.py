@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from ranks_harness import WITHOUT_TORCH, Script
 from stage import free_port
+from waits import WAIT_S
 
 from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.plugins.compose import Compose
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.process
 
 
 STATE = State(rank=0, world_size=2, iteration=3).freeze()
-WAIT_S = 60.0
 ABORT, DESTROY = "_abort_process_group", "destroy_process_group"
 
 PRELUDE = """

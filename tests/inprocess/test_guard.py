@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from ranks_harness import Script
+from waits import WAIT_S
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.inprocess.guard import page, store_link
@@ -18,9 +19,6 @@ from nvrx_slurm.inprocess.guard.store_link import Heartbeats
 from nvrx_slurm.inprocess.store.stores import StoreView
 
 pytestmark = pytest.mark.process
-
-
-WAIT_S = 30.0
 
 
 # Heartbeats: by the reader's own clock, which only the test moves.

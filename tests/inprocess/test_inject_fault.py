@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from waits import WAIT_S
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.testing import inject_fault as faults
@@ -16,7 +17,6 @@ from nvrx_slurm.testing.inject_fault import Fault
 pytestmark = pytest.mark.process
 
 
-WAIT_S = 60.0
 SILENCE_S = 0.5
 
 VICTIM = """

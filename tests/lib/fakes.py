@@ -18,7 +18,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
 
-from log_harness import REPO, WAIT_S, Program
+from log_harness import REPO, Program
+from waits import WAIT_S
 
 from nvrx_slurm.attribution.records import CycleNews
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import grpc
+from waits import WAIT_S
 
 from nvrx_slurm.core.logs.index import Index
 from nvrx_slurm.core.logs.names import cycle_file, index_file
@@ -20,7 +21,6 @@ from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.logs.nvrx_service import NAME
 
 REPO = Path(__file__).resolve().parents[2]
-WAIT_S = 30.0  # for anything that must happen
 TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
 
 

@@ -18,10 +18,11 @@ import sys
 import time
 from pathlib import Path
 
+from waits import WAIT_S
+
 from nvrx_slurm.child import descendants
 
 HERE = Path(__file__).parent
-WAIT_S = 30.0  # for anything that must happen
 # First lines of a child process that needs single modules of nvrx_slurm.inprocess: the package itself imports torch,
 # which takes seconds, the plug-ins do not.
 WITHOUT_TORCH = """

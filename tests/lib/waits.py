@@ -3,7 +3,7 @@
 import select
 import time
 
-WAIT_S = 60.0
+WAIT_S = 150.0  # for anything that must happen: a bound for defects, not a measure of speed
 
 
 def until(condition, what, wait_s=WAIT_S):

@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from log_harness import JOB, OWNER, TOKEN, WAIT_S, stage
+from log_harness import JOB, OWNER, TOKEN, stage
+from waits import WAIT_S
 
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream

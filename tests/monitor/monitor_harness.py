@@ -15,14 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
-from waits import until
+from waits import WAIT_S, until
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules
 
 ROOT = str(Path(__file__).resolve().parents[2])
-WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
 
 CLIENT = f"""
 import os, signal, sys, threading, time

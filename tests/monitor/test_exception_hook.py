@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from monitor_harness import ROOT, WAIT_S
+from monitor_harness import ROOT
+from waits import WAIT_S
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.testing import standalone_monitor

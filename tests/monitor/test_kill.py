@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_harness import HANG, ROOT, WAIT_S, Rig, kill_monitor, readable, status, story
-from waits import until
+from monitor_harness import HANG, ROOT, Rig, kill_monitor, readable, status, story
+from waits import WAIT_S, until
 
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.monitor import kill

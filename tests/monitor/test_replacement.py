@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_harness import SOCKET, WAIT_S, Rig, kill_monitor, story
+from monitor_harness import SOCKET, Rig, kill_monitor, story
+from waits import WAIT_S
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child import supervised as restarted

@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
-from waits import until
+from monitor_harness import Rig, ask, kill_monitor, story
+from waits import WAIT_S, until
 
 from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.monitor import transport, wire

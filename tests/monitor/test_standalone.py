@@ -4,9 +4,9 @@ import json
 import os
 
 import pytest
-from monitor_harness import ROOT, SOCKET, WAIT_S
+from monitor_harness import ROOT, SOCKET
 from ranks_harness import Script
-from waits import until
+from waits import WAIT_S, until
 
 from nvrx_slurm.fault_tolerance import (
     HeartbeatTimeouts,

@@ -17,12 +17,11 @@ from pathlib import Path
 
 import minicluster_init as init
 from stage import await_end, free_port, running_with
-from waits import until
+from waits import WAIT_S, until
 
 from nvrx_slurm.child import descendants
 
 REPO = Path(__file__).resolve().parents[2]
-WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
 ORPHAN_S = 1.0  # how long something of ours may outlive its agent
 MARK = "NVRX_TEST_MARK"  # in the environment of everything that a test starts
 

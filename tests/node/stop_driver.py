@@ -18,7 +18,7 @@ from nvrx_slurm.node.workers.worker_spec import WorkerContract, WorkerSpec
 from nvrx_slurm.node.workers.workers import Workers
 from nvrx_slurm.types import History, Node, Plan
 
-BOUND_S = 20.0
+BOUND_S = 150.0
 PLAN = Plan(1, 0, History(0), 0, 1, 1, "127.0.0.1", 1, 0, 0)
 
 

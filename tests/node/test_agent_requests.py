@@ -1,7 +1,8 @@
 """What ranks ask of the job and what their checkpoints say of it: exclusion, shutdown, no progress, the hook."""
 
 import pytest
-from agent_harness import CLIENT, WAIT_S
+from agent_harness import CLIENT
+from waits import WAIT_S
 
 from nvrx_slurm.errors import ExitCode
 

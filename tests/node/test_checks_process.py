@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_harness import WAIT_S, stat
-from waits import until
+from agent_harness import stat
+from waits import WAIT_S, until
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag

@@ -7,7 +7,7 @@ import re
 import threading
 
 import pytest
-from agent_harness import WAIT_S
+from waits import WAIT_S
 
 from nvrx_slurm.node.output import console
 from nvrx_slurm.node.output.console import Console

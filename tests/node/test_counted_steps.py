@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_harness import WAIT_S
 from test_status_file import OFTEN, told
+from waits import WAIT_S
 
 from nvrx_slurm.core.progress import pace, progress
 from nvrx_slurm.monitor import page

@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from agent_harness import WAIT_S
+from waits import WAIT_S
 
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.machine import Tick

@@ -13,7 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, WAIT_S
+from agent_harness import UP
+from waits import WAIT_S
 
 USER = 61_234  # has no other processes: RLIMIT_NPROC does not bind root
 LACKS = "may open only|Too many open files|Resource temporarily unavailable|no thread can be made"

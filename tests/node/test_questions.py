@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from agent_harness import WAIT_S
+from waits import WAIT_S
 
 from nvrx_slurm.node.coordination import questions
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile

@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 import pytest
-from agent_harness import WAIT_S
+from waits import WAIT_S
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.events import JobOver

@@ -7,8 +7,7 @@ import select
 import signal
 
 import pytest
-from agent_harness import WAIT_S
-from waits import until
+from waits import WAIT_S, until
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.core.agent import events as ag

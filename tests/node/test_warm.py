@@ -9,9 +9,9 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import REPO, WAIT_S, kill, says, stat
+from agent_harness import REPO, kill, says, stat
 from stage import await_end
-from waits import until
+from waits import WAIT_S, until
 
 from nvrx_slurm.node.workers import launcher
 from nvrx_slurm.node.workers.template import _FORK_S

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from stage import free_port
+from waits import WAIT_S
 
 DATA = Path(__file__).parents[1] / "data"
 DRIVER = Path(__file__).with_name("warm_driver.py")
-BOUND_S = 100
 sys.path.insert(0, str(DATA))
 import warm_ends  # noqa: E402
 
@@ -56,7 +56,7 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=BOUND_S,
+        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=WAIT_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)

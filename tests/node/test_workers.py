@@ -10,9 +10,9 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import CLIENT, REPO, WAIT_S
+from agent_harness import CLIENT, REPO
 from stage import await_end
-from waits import until
+from waits import WAIT_S, until
 
 pytestmark = pytest.mark.process
 

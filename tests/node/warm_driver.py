@@ -18,7 +18,7 @@ from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
 from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec, worker_env
 
 WARNING_SIGNAL = 10
-BOUND_S = 90.0
+BOUND_S = 150.0
 
 
 async def run(order):

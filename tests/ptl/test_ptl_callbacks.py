@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from ranks_harness import Script, Zygote
+from waits import WAIT_S
 
 ROOT = str(Path(__file__).resolve().parents[2])
-BOUND_S = 100
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
@@ -84,7 +84,7 @@ def run(zygotes, tmp_path):
             zygotes[package] = Zygote("torch._dynamo", package)
         env = {"OMP_NUM_THREADS": "1", "FAULT_TOL_FINISHED_FLAG_FILE": "finished"}
         programs.append(Script(zygotes[package], [str(program)], env, tmp_path / "program.err"))
-        _, errors = programs[0].communicate(BOUND_S)
+        _, errors = programs[0].communicate(WAIT_S)
         assert programs[0].returncode == returncode, errors
         path = tmp_path / "said.json"
         return (json.loads(path.read_text()) if path.exists() else {}), errors

@@ -13,7 +13,8 @@ from pathlib import Path
 import dgx
 import slurm_builds
 from minicluster import MiniCluster
-from nvrx_job import WAIT_S, start_again, wait_in
+from nvrx_job import start_again, wait_in
+from waits import WAIT_S
 
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NodeFacts

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import minicluster_init as init
 from minicluster import JobEnd, MiniCluster, until
 from stage import await_end, running_with
+from waits import WAIT_S
 
 from nvrx_slurm.system.inotify import Inotify
-
-WAIT_S = 60.0
 
 PRELUDE = """
 import os, signal, sys

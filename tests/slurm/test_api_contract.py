@@ -18,6 +18,7 @@ import pytest
 import slurm_builds
 from minicluster import MiniCluster
 from minicluster_init import signal_process
+from waits import WAIT_S
 
 from nvrx_slurm.slurm import api
 from nvrx_slurm.slurm.api import completion
@@ -27,7 +28,6 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
 pytestmark = pytest.mark.slurm
 
 
-WAIT_S = 30.0
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]
 ANOTHER_USER = """

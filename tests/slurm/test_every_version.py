@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 from hooked_cluster import HookedCluster, running
 from minicluster import until
-from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, kill, nvrx_submit, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, Job, Jobs, kill, nvrx_submit, start_again
+from waits import WAIT_S
 
 pytestmark = [
     pytest.mark.xdist_group("slurm-c"),

@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from nvrx_job import WAIT_S, Jobs, nvrx_submit
+from nvrx_job import Jobs, nvrx_submit
+from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
 

@@ -7,7 +7,8 @@ import signal
 
 import one_writer
 import pytest
-from nvrx_job import WAIT_S, Job, Jobs, wait_in
+from nvrx_job import Job, Jobs, wait_in
+from waits import WAIT_S
 
 pytestmark = pytest.mark.slurm
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import minicluster_init as init
 import pytest
 from minicluster import until
-from nvrx_job import WAIT_S, Jobs, kill
+from nvrx_job import Jobs, kill
 from stage import running_with
+from waits import WAIT_S
 
 from nvrx_slurm.core.words import unix_s
 

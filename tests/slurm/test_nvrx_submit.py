@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
-from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, nvrx_submit, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, Job, Jobs, nvrx_submit, start_again
+from waits import WAIT_S
 
 from nvrx_slurm.cli.toolbox import main
 

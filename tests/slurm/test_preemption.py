@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from nvrx_job import WAIT_S, Jobs, start_again
+from nvrx_job import Jobs, start_again
+from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hooked_cluster import HookedCluster as Cluster
 from hooked_cluster import running
-from nvrx_job import WAIT_S
+from waits import WAIT_S
 
 from nvrx_slurm.slurm.api.facts import NodeFacts
 

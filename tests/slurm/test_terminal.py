@@ -8,7 +8,8 @@ import select
 import time
 
 import pytest
-from nvrx_job import WAIT_S, Job, Jobs
+from nvrx_job import Job, Jobs
+from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
 
