@@ -105,11 +105,11 @@ class AnyTime(Part):
             roster.refuse(node.node_id, why, now)
             return
         roster.is_back(node.node_id)
-        roster.lead(message)
         self._learn(message, now)
-        if self._budget.excludes(node):
+        if self._budget.excludes(node):  # its fence stays: it may run ranks until it has read this
             roster.refuse(node.node_id, f"node {node.host} was excluded from this job", now)
             return
+        roster.lead(message)
         old = self._members.same_place(node)
         self._members.put(node, message.port, Use.JOINING, message.held)
         if self._quorum.returns(peer_key(node), now):
