@@ -164,9 +164,11 @@ class Leaving:
         )
 
     def on_finish_leaving(self, event: t.Finish, now: float) -> None:
-        """The agent leaves already, but the job ends for one reason, with one code, on all nodes."""
-        self.exit = ev.Exit(event.code, event.reason)
-        self._end = event
+        """The agent leaves already, but the job ends for one reason, with one code, on all nodes: the first that was
+        told. A coordinator that knows nothing of it may tell another one."""
+        if self._end is None:
+            self.exit = ev.Exit(event.code, event.reason)
+            self._end = event
 
     def on_signalled(self, event: ev.Signalled, now: float) -> AgentState:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
