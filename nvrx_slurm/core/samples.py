@@ -16,7 +16,6 @@ from nvrx_slurm.core.needs import rules
 from nvrx_slurm.types import FaultKind
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _NODES = ("active", "spare", "missing", "excluded")
 _MOST_SAMPLES, _LABEL_CHARS = 200, 256
 
@@ -183,12 +182,12 @@ def kind_of(name: str) -> str:
 
 
 def line(one: Sample) -> str:
-    """The sample in the text format, which is the same in OpenMetrics."""
+    """The sample in the text format."""
     labels = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in one.labels.items())
     return f"{one.name}{{{labels}}} {one.value!r}\n"
 
 
-def exposition(lines: Iterable[tuple[str, str]], openmetrics: bool = False) -> bytes:
+def exposition(lines: Iterable[tuple[str, str]]) -> bytes:
     """All of a scrape. `lines`: name and `line` of each sample, in any order; no series may be there twice."""
     families = defaultdict[str, list[str]](list)
     for name, sample in lines:
@@ -196,9 +195,8 @@ def exposition(lines: Iterable[tuple[str, str]], openmetrics: bool = False) -> b
     parts = []
     for name, (text, _) in METRICS.items():
         if name in families:
-            family = name.removesuffix("_total") if openmetrics else name
-            parts += [f"# HELP {family} {text}\n# TYPE {family} {kind_of(name)}\n", *families[name]]
-    return "".join([*parts, "# EOF\n" if openmetrics else ""]).encode("utf-8", "replace")
+            parts += [f"# HELP {name} {text}\n# TYPE {name} {kind_of(name)}\n", *families[name]]
+    return "".join(parts).encode("utf-8", "replace")
 
 
 def text_of(found: Mapping[str, Any]) -> bytes:
