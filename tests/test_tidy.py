@@ -242,7 +242,9 @@ def _is_impure(path, module, _):
 
 
 def _needs_a_check(path, module, typing_only):
-    return module.startswith("nvrx_slurm.health") and not (typing_only or module.startswith("nvrx_slurm.health.report"))
+    return module.startswith("nvrx_slurm.health") and not (
+        typing_only or module.startswith("nvrx_slurm.health.outcome")
+    )
 
 
 IMPORT_RULES = {

@@ -17,7 +17,7 @@ import pytest
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.report import from_json
+from nvrx_slurm.health.outcome import from_json
 from nvrx_slurm.health.runner import examine
 
 BOUND_S = 60.0
