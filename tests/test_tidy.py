@@ -401,7 +401,7 @@ EXTRAS = {
 # For metrics; a job loads none of them unless it is told to.
 METERED = {
     "opentelemetry", "prometheus_client", "http.server", "http.client",
-    "nvrx_slurm.core.samples", "nvrx_slurm.node.publish.metrics", "nvrx_slurm.config.otel",
+    "nvrx_slurm.core.samples", "nvrx_slurm.node.publish.collectors", "nvrx_slurm.config.otel",
 }  # fmt: skip
 
 
