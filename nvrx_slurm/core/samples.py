@@ -129,22 +129,35 @@ _Row = tuple[str, "float | None", dict[str, str]]  # None: not known
 def _single(found: Mapping[str, Any]) -> Iterator[_Row]:
     """One value each."""
     for name, (_, path) in METRICS.items():
-        value: Any = found if path else None
-        for key in filter(None, path.split(".")):
-            value = (value or {}).get(key)
-        yield name, value, {}
-    done = [one for one in found["incidents"] if one["done"] == "restarted"]
-    parts = ("checkpoint", "progress", "slow", "account")
-    checkpoint, progress, slow, account = (found.get(name) or {} for name in parts)
-    # not before all were counted
-    yield "nvrx_restarts_total", max(0, found["cycle"]) if account else None, {}
-    yield "nvrx_last_restart_timestamp_seconds", done[-1]["time"] if done else None, {}
-    yield "nvrx_last_restart_duration_seconds", done[-1]["down_s"] if done else None, {}
-    yield "nvrx_checkpoints_torn", len(checkpoint["torn"]) if "torn" in checkpoint else None, {}
-    yield "nvrx_step_seconds", progress.get("step_s") or checkpoint.get("iteration_s"), {}
-    yield "nvrx_slow_ranks", len(slow.get("ranks", ())), {}
-    if account and account["allocated_s"]:
-        yield "nvrx_productive_share_ratio", account["productive_s"] / account["allocated_s"], {}
+        if path:
+            yield name, _at(path, found), {}
+    restarts = [one for one in found["incidents"] if one["done"] == "restarted"]
+    if restarts:
+        yield "nvrx_last_restart_timestamp_seconds", restarts[-1]["time"], {}
+        yield "nvrx_last_restart_duration_seconds", restarts[-1]["down_s"], {}
+    checkpoint = found.get("checkpoint") or {}
+    if "torn" in checkpoint:
+        yield "nvrx_checkpoints_torn", len(checkpoint["torn"]), {}
+    step_s = _at("progress.step_s", found) or checkpoint.get("iteration_s")
+    yield "nvrx_step_seconds", step_s, {}
+    yield "nvrx_slow_ranks", len(_at("slow.ranks", found) or ()), {}
+    account = found.get("account")
+    if account:  # restarts are not told before all were counted
+        yield "nvrx_restarts_total", max(0, found["cycle"]), {}
+        if account["allocated_s"]:
+            yield (
+                "nvrx_productive_share_ratio",
+                account["productive_s"] / account["allocated_s"],
+                {},
+            )
+
+
+def _at(path: str, found: Mapping[str, Any]) -> Any:
+    """The value behind these keys; None where one of them is missing."""
+    value: Any = found
+    for key in path.split("."):
+        value = (value or {}).get(key)
+    return value
 
 
 def _labelled(found: Mapping[str, Any]) -> Iterator[_Row]:
