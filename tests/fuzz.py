@@ -38,7 +38,7 @@ from nvrx_slurm.core.logs import lines, printable
 from nvrx_slurm.core.logs.index import Index
 from nvrx_slurm.declared import plain
 from nvrx_slurm.errors import ProtocolError, UsageError
-from nvrx_slurm.health import report
+from nvrx_slurm.health import outcome
 from nvrx_slurm.health.check import ACTIONS, CONTEXTS
 from nvrx_slurm.health.checks import kernel_log, node_service
 from nvrx_slurm.logs import wire
@@ -118,7 +118,7 @@ TEXTS = {
     "event log": (lambda text: event_log.replay(text.splitlines(True)), _Never, "\n".join(agent_log())),
     "output": (_output, _Never, OUTPUT),
     "secrets": (lambda text: redact.Redactor(["ann"]).clean(text), _Never, "token=a Bearer x 10.0.0.1 ann hf_12345678"),
-    "health report": (report.from_json, ValueError, REPORT),
+    "health report": (outcome.from_json, ValueError, REPORT),
     "node service": (node_service.parse_output, _Never, '{"fail_count": 0}'),
     "kernel log": (lambda text: kernel_log.parsed(text, 1), _Never, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU"),
     "host list": (nodelist.expand, UsageError, "n[01-03,7]-ib[0-1],m"),

@@ -144,7 +144,7 @@ def test_enough_shell_blocks_are_run():
 
 
 @pytest.mark.parametrize("fence", [pytest.param(fence, id=str(fence)) for fence in SHELL])
-def test_shell_blocks_run(fence: Fence, log_tree: Path):
+def test_shell_blocks_run(fence, log_tree):
     """`bash run`: in a folder with train.py, and the logs of the jobs 4711 and 4712. 3: a job has ended."""
     env = clean_environment()
     env["PATH"] = f"{log_tree / 'bin'}:{env['PATH']}"
@@ -153,7 +153,7 @@ def test_shell_blocks_run(fence: Fence, log_tree: Path):
     assert done.returncode in (0, 3), done.stdout + done.stderr
 
 
-def clean_environment() -> dict[str, str]:
+def clean_environment():
     foreign = ("SLURM_", "TORCHELASTIC_", "FT_", "NVRX_", "PET_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return env | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}

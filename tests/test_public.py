@@ -1,7 +1,5 @@
 """Public names change only with a line in the changelog."""
 
-from __future__ import annotations
-
 import configparser
 from pathlib import Path
 

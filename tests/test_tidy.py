@@ -242,7 +242,9 @@ def _is_impure(path, module, _):
 
 
 def _needs_a_check(path, module, typing_only):
-    return module.startswith("nvrx_slurm.health") and not (typing_only or module.startswith("nvrx_slurm.health.report"))
+    return module.startswith("nvrx_slurm.health") and not (
+        typing_only or module.startswith("nvrx_slurm.health.outcome")
+    )
 
 
 IMPORT_RULES = {
@@ -399,7 +401,7 @@ EXTRAS = {
 # For metrics; a job loads none of them unless it is told to.
 METERED = {
     "opentelemetry", "prometheus_client", "http.server", "http.client",
-    "nvrx_slurm.core.samples", "nvrx_slurm.node.publish.metrics", "nvrx_slurm.config.otel",
+    "nvrx_slurm.core.samples", "nvrx_slurm.node.publish.collectors", "nvrx_slurm.config.otel",
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from nvrx_slurm.core.needs import rules
 from nvrx_slurm.types import FaultKind
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _NODES = ("active", "spare", "missing", "excluded")
 _MOST_SAMPLES, _LABEL_CHARS = 200, 256
 
@@ -130,22 +129,35 @@ _Row = tuple[str, "float | None", dict[str, str]]  # None: not known
 def _single(found: Mapping[str, Any]) -> Iterator[_Row]:
     """One value each."""
     for name, (_, path) in METRICS.items():
-        value: Any = found if path else None
-        for key in filter(None, path.split(".")):
-            value = (value or {}).get(key)
-        yield name, value, {}
-    done = [one for one in found["incidents"] if one["done"] == "restarted"]
-    parts = ("checkpoint", "progress", "slow", "account")
-    checkpoint, progress, slow, account = (found.get(name) or {} for name in parts)
-    # not before all were counted
-    yield "nvrx_restarts_total", max(0, found["cycle"]) if account else None, {}
-    yield "nvrx_last_restart_timestamp_seconds", done[-1]["time"] if done else None, {}
-    yield "nvrx_last_restart_duration_seconds", done[-1]["down_s"] if done else None, {}
-    yield "nvrx_checkpoints_torn", len(checkpoint["torn"]) if "torn" in checkpoint else None, {}
-    yield "nvrx_step_seconds", progress.get("step_s") or checkpoint.get("iteration_s"), {}
-    yield "nvrx_slow_ranks", len(slow.get("ranks", ())), {}
-    if account and account["allocated_s"]:
-        yield "nvrx_productive_share_ratio", account["productive_s"] / account["allocated_s"], {}
+        if path:
+            yield name, _at(path, found), {}
+    restarts = [one for one in found["incidents"] if one["done"] == "restarted"]
+    if restarts:
+        yield "nvrx_last_restart_timestamp_seconds", restarts[-1]["time"], {}
+        yield "nvrx_last_restart_duration_seconds", restarts[-1]["down_s"], {}
+    checkpoint = found.get("checkpoint") or {}
+    if "torn" in checkpoint:
+        yield "nvrx_checkpoints_torn", len(checkpoint["torn"]), {}
+    step_s = _at("progress.step_s", found) or checkpoint.get("iteration_s")
+    yield "nvrx_step_seconds", step_s, {}
+    yield "nvrx_slow_ranks", len(_at("slow.ranks", found) or ()), {}
+    account = found.get("account")
+    if account:  # restarts are not told before all were counted
+        yield "nvrx_restarts_total", max(0, found["cycle"]), {}
+        if account["allocated_s"]:
+            yield (
+                "nvrx_productive_share_ratio",
+                account["productive_s"] / account["allocated_s"],
+                {},
+            )
+
+
+def _at(path: str, found: Mapping[str, Any]) -> Any:
+    """The value behind these keys; None where one of them is missing."""
+    value: Any = found
+    for key in path.split("."):
+        value = (value or {}).get(key)
+    return value
 
 
 def _labelled(found: Mapping[str, Any]) -> Iterator[_Row]:
@@ -183,12 +195,12 @@ def kind_of(name: str) -> str:
 
 
 def line(one: Sample) -> str:
-    """The sample in the text format, which is the same in OpenMetrics."""
+    """The sample in the text format."""
     labels = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in one.labels.items())
     return f"{one.name}{{{labels}}} {one.value!r}\n"
 
 
-def exposition(lines: Iterable[tuple[str, str]], openmetrics: bool = False) -> bytes:
+def exposition(lines: Iterable[tuple[str, str]]) -> bytes:
     """All of a scrape. `lines`: name and `line` of each sample, in any order; no series may be there twice."""
     families = defaultdict[str, list[str]](list)
     for name, sample in lines:
@@ -196,9 +208,8 @@ def exposition(lines: Iterable[tuple[str, str]], openmetrics: bool = False) -> b
     parts = []
     for name, (text, _) in METRICS.items():
         if name in families:
-            family = name.removesuffix("_total") if openmetrics else name
-            parts += [f"# HELP {family} {text}\n# TYPE {family} {kind_of(name)}\n", *families[name]]
-    return "".join([*parts, "# EOF\n" if openmetrics else ""]).encode("utf-8", "replace")
+            parts += [f"# HELP {name} {text}\n# TYPE {name} {kind_of(name)}\n", *families[name]]
+    return "".join(parts).encode("utf-8", "replace")
 
 
 def text_of(found: Mapping[str, Any]) -> bytes:

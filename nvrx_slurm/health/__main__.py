@@ -13,16 +13,16 @@ import sys
 
 from nvrx_slurm.child.bounded_process import JOB_SIGNALS
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import policy, report, runner
+from nvrx_slurm.health import outcome, policy, runner
 from nvrx_slurm.health.check import CONTEXTS, NodeView
 
 
-def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> report.Report:
+def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> outcome.Report:
     """Run the selected checks. To be called in a process without threads."""
     result = runner.run(
         plan.checks, NodeView(sysroot, state_dir=state_dir), plan.expected, plan.deadline_s
     )
-    return report.Report(
+    return outcome.Report(
         plan.node, plan.when, result.findings, [*plan.notes, *result.notes], result.seconds
     )
 
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         plan = nothing if no_checks else policy.select(**given)
     except UsageError as error:
         print(f"nvrx health: {error}", file=sys.stderr)
-        return report.EXIT_USAGE
+        return outcome.EXIT_USAGE
     if serve:
         from nvrx_slurm.health.check_server import CheckServer
         from nvrx_slurm.health.checks import node_service
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         if plan.expected.get("node_service"):
             node_service.preload()  # gRPC's import takes long
         CheckServer(plan, NodeView(given["sysroot"], state_dir=state_dir), interval_s).serve()
-        return report.EXIT_PASS
+        return outcome.EXIT_PASS
     found = examine_node(plan, given["sysroot"], state_dir)
     print(found.as_json(), flush=True)
     return found.exit_code

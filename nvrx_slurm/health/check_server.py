@@ -1,6 +1,6 @@
 """Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when preflight`.
 
-Reads lines on stdin. The answer to "check" is one JSON line on stdout, which begins with report.ANSWER: the report,
+Reads lines on stdin. The answer to "check" is one JSON line on stdout, which begins with outcome.ANSWER: the report,
 and `"asked": true`. Watched checks run at an interval; a line with `"asked": false` comes only when another check of
 them fails. All runs go on side by side. The answer to "memory SECONDS" comes within that time: a report of the
 reading and `"used_mb"`: MiB in use by GPU. At the end of stdin it ends at once, with its children.
@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from nvrx_slurm.health import policy, report, runner
+from nvrx_slurm.health import outcome, policy, runner
 from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.checks.gpu import MEMORY
 from nvrx_slurm.system.files import write_all
@@ -150,12 +150,14 @@ class CheckServer:
         for task in self._watches:  # what does not apply to this node is not run again
             task.checks = [check for check in task.checks if check.name not in absent]
         self._watches = [task for task in self._watches if task.checks]
-        failing = frozenset(finding.check for finding in findings if finding.action in report.GRAVE)
+        failing = frozenset(
+            finding.check for finding in findings if finding.action in outcome.GRAVE
+        )
         if failing and failing != self._failing:
             self._say(findings, notes, asked=False)
         self._failing = failing
 
     def _say(self, findings: list[CheckFinding], notes: list[str], **more: object) -> None:
         took_s = max((finding.seconds for finding in findings), default=0.0)
-        told = report.Report(self._plan.node, self._plan.when, findings, notes, took_s)
-        write_all(_STDOUT, f"{report.ANSWER}{told.as_json(**more)}\n".encode())
+        told = outcome.Report(self._plan.node, self._plan.when, findings, notes, took_s)
+        write_all(_STDOUT, f"{outcome.ANSWER}{told.as_json(**more)}\n".encode())

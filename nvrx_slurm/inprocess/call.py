@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, CallPage
+from nvrx_slurm.inprocess.guard.call_page import MANUAL, UNPROTECTED, CallPage
 from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.state import State
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.guard.page import CallPage
+from nvrx_slurm.inprocess.guard.call_page import CallPage
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.stores import is_loopback
 from nvrx_slurm.system.ports import PortReservation

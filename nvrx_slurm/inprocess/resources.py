@@ -12,9 +12,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.environment import CallFacts, Environment
 from nvrx_slurm.inprocess.exception import InternalError
-from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
-from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.guard.page import (
+from nvrx_slurm.inprocess.guard.call_page import (
     AUTO,
     COUNTED,
     GONE,
@@ -25,6 +23,8 @@ from nvrx_slurm.inprocess.guard.page import (
     ProgressWatchdog,
     Stall,
 )
+from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
+from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, Iteration
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView

@@ -18,7 +18,7 @@ from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, d
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, HealthCheckError, InternalError, RankDiscarded
 from nvrx_slurm.inprocess.guard.monitor_thread import JobResult, await_end
-from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
+from nvrx_slurm.inprocess.guard.call_page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, way_out
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignmentCtx, assign

@@ -6,24 +6,25 @@ a client at most one of _MOST_CLIENTS places for _CLIENT_S.
 
 from __future__ import annotations
 
-import asyncio
 import glob
 import os
 import signal
+import socket
+import socketserver
 import stat
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from nvrx_slurm.core.progress import DAMAGE
-from nvrx_slurm.core.samples import OPENMETRICS, TEXT, Sample, exposition, line, samples
+from nvrx_slurm.core.samples import TEXT, Sample, exposition, line, samples
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.foreign import names_in
@@ -35,7 +36,8 @@ _ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3
 _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
 _TREE_S = 30.0  # for the jobs of one of them, in one scan
 _ONCE_S = 60.0  # for `nvrx metrics`
-_CLIENT_S, _MOST_CLIENTS, _HEAD_BYTES = 10.0, 8, 16 << 10
+_CLIENT_S, _MOST_CLIENTS = 10.0, 8
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HELP = "A log tree; may be a pattern in quotes, as '/home/*/nvrx_logs'; may be repeated (default: that of nvrx-run)."
 _places = click.option("--log-dir", "places", multiple=True, metavar="DIR", help=_HELP)
 
@@ -133,7 +135,7 @@ def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
     )
 
 
-def _text(trees: Iterable[Trees], openmetrics: bool = False) -> bytes:
+def _text(trees: Iterable[Trees]) -> bytes:
     """Of runs with equal names the one that was written last is shown."""
     runs: dict[tuple[str, str], _Lines] = {}
     lines: list[tuple[str, str]] = []
@@ -143,7 +145,7 @@ def _text(trees: Iterable[Trees], openmetrics: bool = False) -> bytes:
             if who not in runs or runs[who].written < run.written:
                 runs[who] = run
     lines += (one for run in runs.values() for one in run.lines)
-    return exposition(lines, openmetrics)
+    return exposition(lines)
 
 
 @click.group(invoke_without_command=True)
@@ -188,29 +190,25 @@ def serve(
     There is no encryption and no password: who reaches the port sees the names of jobs and users.
     """
     trees = [Trees(place) for place in dict.fromkeys((*inherited, *places) or (str(log_dir()),))]
-    asyncio.run(_serve(trees, address, port, every_s))
+    _serve(trees, (address, port), every_s)
 
 
-async def _serve(trees: list[Trees], address: str, port: int, every_s: float) -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    exporter = Exporter(trees)
+def _serve(trees: list[Trees], place: tuple[str, int], every_s: float) -> None:
     try:
-        server = await asyncio.start_server(exporter.answer, address, port, limit=_HEAD_BYTES)
+        server = Server(place, trees)
     except OSError as error:
-        # asyncio's text is long
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise UsageError(
-            f"cannot listen on {address} port {port}: {why}; give another --address or --port"
+            f"cannot listen on {place[0]} port {place[1]}: {error.strerror}; give another --address or --port"
         ) from None
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # before the first thread begins
     for tree in trees:
-        threading.Thread(target=partial(_scan, tree, every_s), daemon=True).start()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
-    for host, bound, *_ in (one.getsockname() for one in server.sockets):
-        click.echo(f"nvrx metrics: http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
+        threading.Thread(target=_scan, args=(tree, every_s), daemon=True).start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host, bound = server.server_address[:2]
+    host = str(host)
+    click.echo(f"nvrx metrics: http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
     sys.stdout.flush()
-    await stop.wait()
-    server.close()
+    signal.sigwait(_STOPPING)
 
 
 def _scan(tree: Trees, every_s: float) -> None:
@@ -221,48 +219,54 @@ def _scan(tree: Trees, every_s: float) -> None:
         time.sleep(every_s)
 
 
-class Exporter:
-    """Answers scrapes."""
+class Server(socketserver.ThreadingTCPServer):
+    """Answers scrapes, each in a thread. Raises OSError where it cannot listen."""
 
-    def __init__(self, trees: list[Trees]) -> None:
-        self._trees = trees
-        self._clients = 0
+    daemon_threads = allow_reuse_address = True
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
-        if self._clients >= _MOST_CLIENTS:
-            writer.transport.abort()
-            return
-        self._clients += 1
+    def __init__(self, place: tuple[str, int], trees: list[Trees]) -> None:
+        self.trees = trees
+        self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
+        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        super().__init__(place, _Scrape)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is a place for this client."""
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a client within _CLIENT_S, and free its place."""
+        end = threading.Timer(_CLIENT_S, _cut, [request])
         try:
-            await bounded.wait_for(self._talk(reader, writer), _CLIENT_S)
-            writer.close()
-        except (
-            OSError,
-            asyncio.TimeoutError,
-            asyncio.IncompleteReadError,
-            asyncio.LimitOverrunError,
-        ):
-            writer.transport.abort()
+            end.start()
+            super().process_request_thread(request, client_address)
         finally:
-            self._clients -= 1
+            end.cancel()
+            self._places.release()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), "", ""]
-        openmetrics = "application/openmetrics-text" in head.lower()
-        code = "200 OK"
-        kind = OPENMETRICS if openmetrics else TEXT
-        body = b""
-        if method not in ("GET", "HEAD"):
-            code = "405 Method Not Allowed"
-        elif path.partition("?")[0] != "/metrics":
-            code, body = "404 Not Found", b"the metrics are at /metrics\n"
-        else:
-            body = _text(self._trees, openmetrics)
-        writer.transport.set_write_buffer_limits(0)  # drain() waits until the client has taken all
-        fields = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close"
-        writer.write(
-            f"HTTP/1.1 {code}\r\n{fields}\r\n\r\n".encode() + (body if method == "GET" else b"")
-        )
-        await writer.drain()
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that left."""
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended just now
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Scrape(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        is_there = self.path.partition("?")[0] == "/metrics"
+        body = _text(self.server.trees) if is_there else b"the metrics are at /metrics\n"
+        self.send_response(200 if is_there else 404)
+        self.send_header("Content-Type", TEXT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, form: str, *values: object) -> None:
+        """Requests are not logged."""

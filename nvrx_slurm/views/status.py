@@ -233,18 +233,18 @@ def _by_warmth(nodes: dict[str, Any]) -> dict[str, list[str]]:
 
 def _ranks(nodes: dict[str, Any], told: dict[str, Any]) -> Iterator[str]:
     """Each node with its ranks, the spares at the end."""
-    inside = {
+    sections = {
         rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())
     }
-    warmths = [text for _, text in _warmths(nodes)]
-    for (host, first, nproc, what), warmth in zip(nodes["table"], warmths, strict=False):
-        here = range(first, first + min(nproc, _RANKS_SHOWN))
-        sections = ", ".join(inside[rank] for rank in here if rank in inside)
-        yield "  ".join(
-            filter(None, [host, f"ranks {first}-{first + nproc - 1}", what, sections, warmth])
-        )
-    for host, warmth in zip(nodes["spares"], warmths[len(nodes["table"]) :], strict=True):
-        yield "  ".join(filter(None, [host, "spare", warmth]))
+    warmths = iter([text for _, text in _warmths(nodes)])  # of active nodes, then of spares
+    rows = []
+    for host, first, nproc, what in nodes["table"]:
+        shown = range(first, first + min(nproc, _RANKS_SHOWN))
+        inside = ", ".join(sections[rank] for rank in shown if rank in sections)
+        rows.append([host, f"ranks {first}-{first + nproc - 1}", what, inside, next(warmths)])
+    rows += [[host, "spare", next(warmths)] for host in nodes["spares"]]
+    for cells in rows:
+        yield "  ".join(filter(None, cells))
 
 
 def _show(seen: Seen, redraws: bool) -> None:

@@ -52,7 +52,8 @@ _DARK = {
 }
 _CODES = {colour: number for number, colour in enumerate(COLOURS)}
 _OF_BUCKET = {bucket: colour for colour, (_, _, buckets) in COLOURS.items() for bucket in buckets}
-# of a band: units for host names, of a row; pixels from left to right
+# of a band: units above it, for host names, of a row; pixels from left to right
+_TOP = 26
 _LABEL, _ROW, _COLUMNS = 150, 20, 1620
 _NAME_CHARS, _MOST_RECTANGLES, _MOST_ROWS, _PIXEL_ROWS = 17, 4000, 64, 480
 _TICKS = (
@@ -110,32 +111,46 @@ def _rect(x: float, y: float, wide: float, high: float, colour: str, title: str 
 def band(job: ReportFacts) -> str:
     """Nodes from top to bottom, time from left to right. Incidents are numbered above, and have a ring in their row."""
     scale = (WIDTH - _LABEL) / max(job.wall_s, 1e-9)
-    unit = (WIDTH - _LABEL) / _COLUMNS
-    top = 26.0
     rows = job.rows or (NodeRow((("all nodes", ""),), ((0.0, ACTIVE),)),)
     template = _columns(job.stretches, job.wall_s)
     pixels = [_row(row, template, job.wall_s) for row in rows]
     runs = [list(_runs(row)) for row in pixels[: _MOST_ROWS + 1]]
     parts = list(_marks(job, scale))
-    tall = _ROW * len(rows)
-    if sum(map(len, runs)) > _MOST_RECTANGLES or len(rows) > _MOST_ROWS:
+    if len(rows) > _MOST_ROWS or sum(map(len, runs)) > _MOST_RECTANGLES:
         tall = max(_ROW, min(_PIXEL_ROWS, 3 * len(rows)))
-        place = f'x="{_LABEL}" y="{top:g}" width="{WIDTH - _LABEL}" height="{tall}" preserveAspectRatio="none"'
-        for theme, other in (("light", {}), ("dark", _DARK)):
-            data = base64.b64encode(png(pixels, other)).decode()
-            parts.append(f'<image class="{theme}" {place} href="data:image/png;base64,{data}"/>')
-        parts.append(text(_LABEL - 10, top + 14, f"{len(rows)} rows, first:", ' class="label"'))
-        parts.append(text(_LABEL - 10, top + 30, _name(rows[0]), ' class="label"'))
+        parts += _as_image(rows, pixels, tall)
     else:
-        for y, row, some in zip(range(int(top), 10**9, _ROW), rows, runs, strict=False):
-            parts.append(text(_LABEL - 10, y + 14, _name(row), ' class="label"'))
-            for x, end, colour in some:
-                thin = 7 if colour == "away" else 0  # a lost node is a line
-                wide, high = (end - x) * unit, _ROW - 4 - 2 * thin
-                parts.append(_rect(_LABEL + x * unit, y + 2 + thin, wide, high, colour))
-        parts += _rings(job, rows, top, scale)
+        tall = _ROW * len(rows)
+        parts += _as_rectangles(rows, runs)
+        parts += _rings(job, rows, _TOP, scale)
+    parts += _axis(job.wall_s, _TOP + tall, scale)
     told = f"{len(job.nodes)} nodes over {in_words(job.wall_s)}, {len(job.incidents)} incidents"
-    return picture(top + tall + 24, told, [*parts, *_axis(job.wall_s, top + tall, scale)])
+    return picture(_TOP + tall + 24, told, parts)
+
+
+def _as_image(rows: Sequence[NodeRow], pixels: list[bytes], tall: int) -> Iterator[str]:
+    """Many rows: one pixel per row and time, a picture for each theme."""
+    place = f'x="{_LABEL}" y="{_TOP:g}" width="{WIDTH - _LABEL}" height="{tall}"'
+    for theme, other in (("light", {}), ("dark", _DARK)):
+        data = base64.b64encode(png(pixels, other)).decode()
+        href = f"data:image/png;base64,{data}"
+        yield f'<image class="{theme}" {place} preserveAspectRatio="none" href="{href}"/>'
+    yield text(_LABEL - 10, _TOP + 14, f"{len(rows)} rows, first:", ' class="label"')
+    yield text(_LABEL - 10, _TOP + 30, _name(rows[0]), ' class="label"')
+
+
+def _as_rectangles(
+    rows: Sequence[NodeRow], runs: Sequence[Sequence[tuple[int, int, str]]]
+) -> Iterator[str]:
+    """Some rows: a rectangle for each time in one colour. A lost node is a thin line."""
+    unit = (WIDTH - _LABEL) / _COLUMNS
+    for number, row in enumerate(rows):
+        y = _TOP + _ROW * number
+        yield text(_LABEL - 10, y + 14, _name(row), ' class="label"')
+        for begin, end, colour in runs[number]:
+            margin = 9 if colour == "away" else 2
+            wide = (end - begin) * unit
+            yield _rect(_LABEL + begin * unit, y + margin, wide, _ROW - 2 * margin, colour)
 
 
 def _name(row: NodeRow) -> str:

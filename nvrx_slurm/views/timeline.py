@@ -169,15 +169,19 @@ def _of_restarts(
 def _in_order(begin_s: float, end_s: float, took: Mapping[str, float], rest: str) -> list[Stretch]:
     """One after the other: starts, work, what of it was lost, and what led to the next cycle. `rest`: what has no
     bucket."""
-    rest = "plan" if rest == WAITS and end_s - begin_s - sum(took.values()) < _BRIEF_S else rest
-    work = [bucket for bucket in took if bucket not in (*AGAIN, "productive", *_FAILS)]
-    took = {**took, rest: took.get(rest, 0.0) + max(0.0, end_s - begin_s - sum(took.values()))}
+    left_s = end_s - begin_s - sum(took.values())
+    if rest == WAITS and left_s < _BRIEF_S:
+        rest = "plan"
+    seconds = defaultdict(float, took)
+    seconds[rest] += max(0.0, left_s)
+    work = sorted(took.keys() - {*AGAIN, "productive", *_FAILS})
     found = list[Stretch]()
     at_s = begin_s
-    for bucket in dict.fromkeys((*AGAIN, "productive", *sorted(work), "other", *_FAILS)):
-        if (seconds := min(took.get(bucket, 0.0), end_s - at_s)) > 0.0:
-            found.append(Stretch(at_s, seconds, bucket))
-            at_s += seconds
+    for bucket in dict.fromkeys((*AGAIN, "productive", *work, "other", *_FAILS)):
+        took_s = min(seconds[bucket], end_s - at_s)
+        if took_s > 0.0:
+            found.append(Stretch(at_s, took_s, bucket))
+            at_s += took_s
     return found
 
 
@@ -191,19 +195,32 @@ def node_rows(
     `lost`: hosts of lost nodes, which plans do not tell from excluded ones."""
     roles: dict[str, list[tuple[float, str]]] = defaultdict(lambda: [(0.0, WAITS)])
     for plan in plans:
-        lost_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s))
+        failed_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s))
         for key, role in plan.changed.items():
-            gone = role == EXCLUDED
-            what = LOST if gone and hosts.get(key) in lost else role
-            roles[key].append((lost_s if gone else plan.at_s, what))
-    names = Counter(hosts.get(key, key) for key in roles)
-    alike: dict[tuple[object, ...], list[tuple[str, str]]] = defaultdict(list)
+            if role != EXCLUDED:
+                roles[key].append((plan.at_s, role))
+            elif hosts.get(key) in lost:
+                roles[key].append((failed_s, LOST))
+            else:
+                roles[key].append((failed_s, EXCLUDED))
+    names = _names(roles, hosts)
+    alike: dict[object, list[str]] = defaultdict(list)
     for key in sorted(roles, key=lambda key: (len(key), key)):
-        host = hosts.get(key, key)
-        row = (*roles[key], "" if len(roles) > _ROWS else key)
-        alike[row].append((host if names[host] == 1 else f"{host} (node {key})", key))
+        history = tuple(roles[key])
+        alike[history if len(roles) > _ROWS else key].append(key)
     rows = sorted(alike.values(), key=len, reverse=True)
-    return tuple(NodeRow(tuple(some), tuple(roles[some[0][1]])) for some in rows)
+    return tuple(
+        NodeRow(tuple((names[key], key) for key in keys), tuple(roles[keys[0]])) for keys in rows
+    )
+
+
+def _names(keys: Collection[str], hosts: Mapping[str, str]) -> dict[str, str]:
+    """The name of each node: its host, with its key where several are on one."""
+    found = {key: hosts.get(key, key) for key in keys}
+    times = Counter(found.values())
+    return {
+        key: host if times[host] == 1 else f"{host} (node {key})" for key, host in found.items()
+    }
 
 
 def paces(

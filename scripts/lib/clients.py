@@ -19,7 +19,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,16 +44,16 @@ class Fault:
     rank: int
     after: str
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.signum.name} rank {self.rank}"
 
 
-def kill(rank: int, after: str) -> Fault:
+def kill(rank, after):
     """The rank dies."""
     return Fault(signal.SIGKILL, rank, after)
 
 
-def hang(rank: int, after: str) -> Fault:
+def hang(rank, after):
     """The rank stands still."""
     return Fault(signal.SIGSTOP, rank, after)
 
@@ -97,28 +96,28 @@ class Outcome:
 class Job(Heard):
     """One nvrx-run."""
 
-    def __init__(self, command: Sequence[str], directory: Path, env: dict[str, str]) -> None:
+    def __init__(self, command, directory, env):
         self.directory = directory
         super().__init__(command, cwd=directory, env=env)
 
-    def __enter__(self) -> Job:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *why: object) -> None:
+    def __exit__(self, *why):
         super().__exit__(*why)
         (self.directory / "output").write_text("".join(self.lines))
 
-    def line(self, pattern: str, first: int, until_s: float) -> int:
+    def line(self, pattern, first, until_s):
         """Number of the first line from `first` on that matches; -1 where there is none in time."""
 
-        def look() -> int | None:
+        def look():
             numbers = range(first, len(self.lines))
             return next((number for number in numbers if re.search(pattern, self.lines[number])), None)
 
         number = self.find(look, until_s)
         return -1 if number is None else number
 
-    def rank_pid(self, rank: int) -> int | None:
+    def rank_pid(self, rank):
         """Process id of a rank, which is the one of its processes that no other of them started."""
         mine = {}
         for proc in Path("/proc").glob("[0-9]*"):
@@ -134,7 +133,7 @@ class Job(Heard):
         return next((pid for pid, parent in mine.items() if parent not in mine), None)
 
 
-def strike(job: Job, case: Case, until_s: float) -> str:
+def strike(job, case, until_s):
     """Inject the faults of a case; a sentence where one could not be injected, else ""."""
     number = -1
     for fault in case.faults:
@@ -149,7 +148,7 @@ def strike(job: Job, case: Case, until_s: float) -> str:
     return ""
 
 
-def run(case: Case, python: Path, directory: Path) -> Outcome:
+def run(case, python, directory):
     """Run a case in an empty directory."""
     directory.mkdir(parents=True)
     site = subprocess.run(
@@ -178,7 +177,7 @@ def run(case: Case, python: Path, directory: Path) -> Outcome:
     return outcome
 
 
-def _left(directory: Path, shared: set[str]) -> list[str]:
+def _left(directory, shared):
     """What is there after a moment: new files of shared memory, and processes that work in the case's folder."""
     until_s = time.monotonic() + _LEFT_S
     while True:
@@ -189,13 +188,13 @@ def _left(directory: Path, shared: set[str]) -> list[str]:
         time.sleep(_LOOK_S)
 
 
-def _is(link: Path, directory: Path) -> bool:
+def _is(link, directory):
     with contextlib.suppress(OSError):
         return link.readlink() == directory
     return False
 
 
-def _judge(outcome: Outcome, job: Job, directory: Path) -> None:
+def _judge(outcome, job, directory):
     case = outcome.case
     if outcome.code != case.code:
         outcome.wrong.append(f"exit code {outcome.code}, not {case.code}")
@@ -211,7 +210,7 @@ def _judge(outcome: Outcome, job: Job, directory: Path) -> None:
     outcome.final = (_FINAL.findall(text) or [""])[-1]
 
 
-def venv_for(case: Case, parent: Path) -> Path:
+def venv_for(case, parent):
     """Python of a virtual environment with the packages of a case, made if it is not there.
 
     The environment of this Python comes last on its path, for torch and nvrx_slurm.
@@ -234,12 +233,12 @@ def venv_for(case: Case, parent: Path) -> Path:
     return python
 
 
-def all_cases() -> dict[str, Case]:
+def all_cases():
     """The cases of all tables, by name."""
     return {case.name: case for table in TABLES for case in importlib.import_module(table).CASES}
 
 
-def _chosen(names: Sequence[str], cases: dict[str, Case]) -> list[Case]:
+def _chosen(names, cases):
     """Those whose name begins with one of `names` (all: none are given), after the cases they are compared with."""
     found = [case for case in cases.values() if case.name.startswith(tuple(names)) or not names]
     needed = [cases[case.same_as] for case in found if case.same_as]
@@ -247,7 +246,7 @@ def _chosen(names: Sequence[str], cases: dict[str, Case]) -> list[Case]:
 
 
 @contextmanager
-def _folder(given: str | None) -> Iterator[Path]:
+def _folder(given):
     """A temporary one where none is given."""
     if given is not None:
         yield Path(given).resolve()
@@ -256,14 +255,14 @@ def _folder(given: str | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome):
     faults = ", ".join(map(str, outcome.case.faults)) or "-"
     verdict = "; ".join(outcome.wrong) or "ok"
     figures = f"{outcome.code:>4} {outcome.restarts:>8} {outcome.down_s:>7.2f} {outcome.took_s:>6.1f}"
     return f"{outcome.case.name:32} {faults:34} {figures}  {verdict}"
 
 
-def main() -> int:
+def main():
     """Run the cases that were asked for."""
     parser = argparse.ArgumentParser(prog="scripts/dev/clients", description="Foreign programs under nvrx-run")
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose name begins so [all]")
@@ -298,7 +297,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _outcome(case: Case, folder: Path, runs: Path) -> Outcome:
+def _outcome(case, folder, runs):
     try:
         return run(case, venv_for(case, folder), runs / case.name)
     except (OSError, subprocess.SubprocessError) as error:  # the network, pip: the other cases go on

@@ -3,19 +3,17 @@
 Lightning resumes in the middle of an epoch without the place of the loader, so its weights differ after a restart.
 """
 
-from __future__ import annotations
-
-from clients import Case, Fault, hang, kill
+from clients import Case, hang, kill
 
 _FLAGS = ("--nproc-per-node=2", "--max-restarts=5")
 _LIMITS = ("--ft-initial-rank-heartbeat-timeout=60", "--ft-rank-heartbeat-timeout=4")
 
 
-def _cases(name: str, packages: tuple[str, ...], *program: str) -> list[Case]:
-    def case(what: str, faults: tuple[Fault, ...] = (), **more: object) -> Case:
+def _cases(name, packages, *program):
+    def case(what, faults=(), **more):
         same_as = f"{name}-plain" if name != "lightning" and faults else ""
-        words = (*_FLAGS, *_LIMITS, *program, *more.pop("words", ()))  # type: ignore[misc]
-        return Case(f"{name}-{what}", packages, words, faults, same_as=same_as, **more)  # type: ignore[arg-type]
+        words = (*_FLAGS, *_LIMITS, *program, *more.pop("words", ()))
+        return Case(f"{name}-{what}", packages, words, faults, same_as=same_as, **more)
 
     found = [
         case("plain"),

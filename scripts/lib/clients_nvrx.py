@@ -35,12 +35,12 @@ _ASYNC = (
 _TWENTY = (kill(0, r"rank 1 writes"), kill(1, r"rank 0 saved")) * 10
 
 
-def _case(name: str, argv: tuple[str, ...], **more: Any) -> Case:
+def _case(name, argv, **more):
     packages = more.pop("packages", _PACKAGES)
     return Case(f"nvrx-{name}", packages, (*_FLAGS, *argv), with_deps=False, **more)
 
 
-def _async_cases(version: str, *how: str) -> list[Case]:
+def _async_cases(version, *how):
     """NVRx's own writers under --nvrx-compat: alone, and with twenty kills, every other one while they write."""
     more: dict[str, Any] = {"packages": (f"nvidia-resiliency-ext=={version}", *how), "timeout_s": 1500.0}
     name = f"async-{version}"

@@ -1,8 +1,6 @@
 """Programs as users have them: data loaders, trackers, compilers. All end as under torchrun, bit by bit, also after a
 rank was killed, and leave nothing in /dev/shm."""
 
-from __future__ import annotations
-
 from clients import TORCHRUN, Case, kill
 
 _FLAGS = ("--nproc-per-node=2", "--max-restarts=3")
@@ -32,9 +30,7 @@ _WAYS = {
 }
 
 
-def _cases(
-    name: str, packages: tuple[str, ...], *program: str, after: str = r"\bstep 15$", env: dict[str, str] | None = None
-) -> list[Case]:
+def _cases(name, packages, *program, after=r"\bstep 15$", env=None):
     words = (*_FLAGS, *program)
     env = env or {}
     under_torchrun = Case(f"{name}-torchrun", packages, words, launcher=TORCHRUN, restarts=-1, env=env)

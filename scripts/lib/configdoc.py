@@ -3,13 +3,11 @@
 A test compares the file with `render()`, so the document can never be behind the code.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 from nvrx_slurm.config.layers import SETTINGS
-from nvrx_slurm.config.settings import Declaration, by_group, settings_of, shown
+from nvrx_slurm.config.settings import by_group, settings_of, shown
 from nvrx_slurm.config.submit import SubmitConfig
 
 HEAD = """# Configuration
@@ -31,7 +29,7 @@ Every setting of `nvrx-run`, from the one dataclass tree in `nvrx_slurm/config/`
 COLUMNS = "| flag | also | environment | YAML key | default | meaning |\n|---|---|---|---|---|---|"
 
 
-def render() -> str:
+def render():
     """The whole document as Markdown."""
     parts = [HEAD, *(_table("##", *group) for group in by_group(SETTINGS.values()).items())]
     parts.append("## nvrx submit\n\nFlags of `nvrx submit`, which takes those above, too.\n")
@@ -39,11 +37,11 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _table(level: str, group: str, items: list[Declaration]) -> str:
+def _table(level, group, items):
     return "\n".join([f"{level} {group}\n", COLUMNS, *map(_row, items), ""])
 
 
-def _row(item: Declaration) -> str:
+def _row(item):
     flag, *aliases = item.flags or ("",)
     value = "" if item.form == "switch" or not flag else f" {item.kind.metavar}"
     yaml_key = item.name if item.section == "ft" else ""
@@ -51,11 +49,11 @@ def _row(item: Declaration) -> str:
     return "| " + " | ".join([*cells, _code(shown(item, item.default)), item.help.replace("|", "\\|")]) + " |"
 
 
-def _code(text: str) -> str:
+def _code(text):
     return f"`{text}`".replace("|", "\\|") if text else ""
 
 
-def main() -> None:
+def main():
     """Write to the file named as the only argument, or to stdout."""
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(render(), encoding="utf-8")

@@ -19,13 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 import minicluster_init as init
-from stage import WORLD_SIZE, Stage, await_end, make_stage, running_with
+from stage import WORLD_SIZE, LocalStage, SlurmStage, await_end, make_stage, running_with
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.system.inotify import Inotify
@@ -49,7 +48,7 @@ class Checks:
     failed: int = 0
     done: int = 0
 
-    def __call__(self, what: str, holds: bool, otherwise: object = "") -> None:
+    def __call__(self, what, holds, otherwise=""):
         """Print one check; `otherwise`: what was found where it does not hold."""
         self.done += 1
         self.failed += not holds
@@ -70,7 +69,7 @@ class Injected:
 class Run:
     """One training run on the stage."""
 
-    stage: Stage
+    stage: SlurmStage | LocalStage
     directory: Path
     faults: list[Injected] = field(default_factory=list)
     started: float = 0.0
@@ -78,7 +77,7 @@ class Run:
     exit_code: int = -1
     told: str = ""  # how the place tells the end
 
-    def start(self) -> None:
+    def start(self):
         """Submit it."""
         self.directory.mkdir()
         script = [str(_SCRIPT), f"--steps={_STEPS}", f"--step-time={_STEP_TIME_S}"]
@@ -88,11 +87,11 @@ class Run:
         say(self.stage.start(self.directory, script))
 
     @property
-    def run_dir(self) -> Path:
+    def run_dir(self):
         """The log tree of the run."""
         return self.directory / "logs" / "latest"
 
-    def await_training(self) -> None:
+    def await_training(self):
         """Wait until every rank is a new process and has done a step."""
         old = self.pids
         seen = self._await_progress(lambda now: all(now[r][1] != old.get(r) for r in now))
@@ -103,35 +102,35 @@ class Run:
         self.say(f"all {WORLD_SIZE} ranks train, at step {first}")
         self._await_progress(lambda now: min(step for step, _ in now.values()) >= first + _PROGRESS_STEPS)
 
-    def inject(self, cause: str, act: Callable[[], str]) -> None:
+    def inject(self, cause, act):
         """Do something bad (`act` returns what it was) and count it; training has not gone on since, of course."""
         wall = time.time()
         self.faults.append(Injected(cause, act(), wall))
         self.say(f"!! {self.faults[-1].what}")
 
-    def process_on(self, rank: int, node: int) -> init.Process:
+    def process_on(self, rank, node):
         """The process of a rank; DemoError unless it runs on the node with that infra rank."""
         found = init.process(self.pids[rank])
         if found is None or f"/node_{node}_" not in os.readlink(f"/proc/{found.pid}/fd/1"):  # its log
             raise DemoError(f"rank {rank} does not run on node {node}, so the loss of that would show nothing")
         return found
 
-    def finish(self) -> None:
+    def finish(self):
         """Wait for the end."""
         self.exit_code, self.told = self.stage.wait(_RUN_TIMEOUT_S)
         self.say(self.told)
 
-    def final_line(self) -> str:
+    def final_line(self):
         """The training's own last line; a sentence where there is none."""
         outputs = sorted(self.run_dir.glob("cycle_*/node_*/rank_0.out"))
         lines = [x for path in outputs for x in path.read_text().splitlines() if x.startswith(_FINAL)]
         return lines[-1] if lines else f"no final line in {self.run_dir}/cycle_*/node_*/rank_0.out"
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         """Print with the time since the start."""
         say(f"{time.time() - self.started:6.1f} s  {text}")
 
-    def _await_progress(self, done: Callable[[dict[int, tuple[int, int]]], bool]) -> dict[int, tuple[int, int]]:
+    def _await_progress(self, done):
         """Wait for `done` of {rank: (step, pid)}; DemoError when the job ends before, or after a minute."""
         deadline = time.monotonic() + _RECOVERY_TIMEOUT_S
         changes = Inotify()
@@ -149,7 +148,7 @@ class Run:
         finally:
             changes.close()
 
-    def _progress(self) -> dict[int, tuple[int, int]]:
+    def _progress(self):
         found = {}
         for rank in range(WORLD_SIZE):
             try:
@@ -160,12 +159,12 @@ class Run:
         return found
 
 
-def say(text: str) -> None:
+def say(text):
     """Print at once."""
     print(text, flush=True)
 
 
-def signalled(run: Run, rank: int, signum: signal.Signals) -> str:
+def signalled(run, rank, signum):
     """Send a signal to a rank's process; DemoError if that process is gone (then nothing was injected)."""
     target = init.process(run.pids[rank])
     if target is None or not init.signal_process(target, signum):
@@ -173,7 +172,7 @@ def signalled(run: Run, rank: int, signum: signal.Signals) -> str:
     return f"{signum.name} to rank {rank} (pid {target.pid})"
 
 
-def node_lost(run: Run, infra_rank: int, ranks: tuple[int, ...]) -> str:
+def node_lost(run, infra_rank, ranks):
     """Kill all of a node; DemoError if `ranks` did not run there or live on."""
     victims = [run.process_on(rank, infra_rank) for rank in ranks]
     name = run.stage.lose_node(infra_rank)
@@ -182,7 +181,7 @@ def node_lost(run: Run, infra_rank: int, ranks: tuple[int, ...]) -> str:
     return f"{name} lost: all its processes killed at once, ranks {ranks[0]} and {ranks[-1]} among them"
 
 
-def disturbed(stage: Stage, directory: Path) -> Run:
+def disturbed(stage, directory):
     """The run with a crash, a hang, a lost node, and the loss of the coordinator's node."""
     run = Run(stage, directory)
     run.start()
@@ -199,7 +198,7 @@ def disturbed(stage: Stage, directory: Path) -> Run:
     return run
 
 
-def undisturbed(stage: Stage, directory: Path) -> Run:
+def undisturbed(stage, directory):
     """The same training, left alone."""
     run = Run(stage, directory)
     run.start()
@@ -207,13 +206,13 @@ def undisturbed(stage: Stage, directory: Path) -> Run:
     return run
 
 
-def nvrx(*words: str) -> subprocess.CompletedProcess[str]:
+def nvrx(*words):
     """Run the toolbox that users have."""
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
-def report(run: Run) -> list[bool]:
+def report(run):
     """Print what the job tells of itself, and how fast it was; whether each fault was recognised for what it was."""
     say("\n" + nvrx("why", str(run.run_dir)).stdout)
     path = run.run_dir / "result.json"
@@ -228,7 +227,7 @@ def report(run: Run) -> list[bool]:
     return [fault.cause in restart["cause"] for fault, restart in zip(run.faults, restarts, strict=False)]
 
 
-def check(run: Run, recognised: list[bool], calm: Run, checks: Checks) -> None:
+def check(run, recognised, calm, checks):
     """Print what is right and what is not."""
     checks("four faults were injected", len(run.faults) == 4, run.faults)
     checks("each was recognised for what it was", recognised == [True] * 4, recognised)
@@ -245,7 +244,7 @@ def check(run: Run, recognised: list[bool], calm: Run, checks: Checks) -> None:
         say(f"          {first}")
 
 
-def play(stage: Stage, root: Path, checks: Checks) -> None:
+def play(stage, root, checks):
     """Both runs, the report, the checks."""
     started = time.monotonic()
     stage.open()
@@ -259,7 +258,7 @@ def play(stage: Stage, root: Path, checks: Checks) -> None:
     write_report(run.run_dir, checks)
 
 
-def clean_up(stage: Stage, root: Path, checks: Checks) -> None:
+def clean_up(stage, root, checks):
     """End everything, and look whether that is so."""
     stage.close()
     left = await_end(running_with(str(root)), 2.0)
@@ -268,7 +267,7 @@ def clean_up(stage: Stage, root: Path, checks: Checks) -> None:
         init.signal_process(one, signal.SIGKILL)
 
 
-def write_report(run_dir: Path, checks: Checks) -> None:
+def write_report(run_dir, checks):
     """What happened, as a page with pictures, by nvrx report. It stays where the logs do not."""
     page = Path(tempfile.gettempdir()) / "nvrx-demo-report.html"
     done = nvrx("report", str(run_dir), "--output", str(page))
@@ -276,7 +275,7 @@ def write_report(run_dir: Path, checks: Checks) -> None:
     say(f"\nopen it in a browser: {page}")
 
 
-def _environment(root: Path) -> None:
+def _environment(root):
     """What the jobs inherit: our nvrx-run first, CPUs and loopback only, and nothing left in /tmp by a lost node."""
     os.environ["TMPDIR"] = str(root)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
@@ -284,11 +283,11 @@ def _environment(root: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def _interrupted(signum: int, frame: object) -> None:
+def _interrupted(signum, frame):
     raise KeyboardInterrupt
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     """Play, check, clean up; returns 0 only if every check held."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__, add_help=True)
     parser.add_argument("--no-slurm", action="store_true", help="four nvrx-run agents by hand instead of a cluster")

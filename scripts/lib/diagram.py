@@ -5,14 +5,10 @@ python scripts/lib/diagram.py > docs/reference/state-machines.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Enum
-
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.inprocess.phases import Restarts
-from nvrx_slurm.core.machine import Machine
 
 _INTRODUCTION = """\
 # State machines
@@ -23,7 +19,7 @@ row names several states, its method decides. The diagrams show only changes of 
 """
 
 
-def mermaid(machine: type[Machine]) -> str:
+def mermaid(machine):
     """A mermaid `stateDiagram-v2` of all transitions to another state."""
     first = next(iter(machine.table))[0]
     lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
@@ -36,13 +32,13 @@ def mermaid(machine: type[Machine]) -> str:
     return "\n".join(lines)
 
 
-def _last(machine: type[Machine]) -> Iterator[Enum]:
+def _last(machine):
     """States without rows: nothing is handled any more."""
     with_rows = {state for state, _ in machine.table}
     yield from (state for state in type(next(iter(with_rows))) if state not in with_rows)
 
 
-def table(machine: type[Machine]) -> str:
+def table(machine):
     """All rows as a Markdown table; equal rows of several states are one line."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for (state, event), row in machine.table.items():
@@ -52,12 +48,12 @@ def table(machine: type[Machine]) -> str:
     return "\n".join([*head, *(f"| {', '.join(states)} | {' | '.join(rest)} |" for rest, states in lines.items())])
 
 
-def _states(machine: type[Machine]) -> str:
+def _states(machine):
     states = type(next(iter(machine.table))[0])
     return "\n".join(f"- **{state.name}**: {state.value}" for state in states)
 
 
-def document() -> str:
+def document():
     """docs/reference/state-machines.md."""
     parts = [_INTRODUCTION]
     for machine in (Coordinator, Agent, Election, Restarts):

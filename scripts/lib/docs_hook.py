@@ -3,16 +3,13 @@
 Such a fence has words behind its language.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 _TESTED = re.compile(r"^(```\w+) .*$", re.MULTILINE)
 
 
-def on_config(config: Any) -> Any:
+def on_config(config):
     """`FOLDER/*.md` at the end of a section of the list: all pages of the folder that it does not name."""
     docs = Path(config.docs_dir)
     sections = [pages for part in config.nav for pages in part.values() if isinstance(pages, list)]
@@ -24,6 +21,6 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown, **_):
     """The page with plain fences."""
     return _TESTED.sub(r"\1", markdown)

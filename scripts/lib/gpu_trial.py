@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,30 +44,30 @@ class Failed(Exception):
 class Job(Heard):
     """One nvrx-run of the trial's worker, whose lines are JSON."""
 
-    def __init__(self, directory: Path, mode: str, *flags: str, nproc: str) -> None:
+    def __init__(self, directory, mode, *flags, nproc):
         command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", f"--nproc-per-node={nproc}"]
         command += ["--max-restarts=2", f"--log-dir={directory}/logs", *flags, WORKER, *mode.split()]
         self.logs = directory / "logs"
         super().__init__(command)
 
-    def __enter__(self) -> Job:
+    def __enter__(self):
         return self
 
     @property
-    def text(self) -> str:
+    def text(self):
         """All output so far."""
         return "".join(self.lines)
 
-    def told(self) -> list[dict[str, Any]]:
+    def told(self):
         """What the workers have told."""
         found = (line[line.find('{"say"') :] for line in self.lines if '{"say"' in line)
         return [json.loads(line) for line in found]
 
-    def await_words(self, what: str, count: int, **of: Any) -> list[dict[str, Any]]:
+    def await_words(self, what, count, **of):
         """The first `count` lines `what` with these values. Raises Failed."""
         of["say"] = what
 
-        def look() -> list[dict[str, Any]] | None:
+        def look():
             found = [one for one in self.told() if of.items() <= one.items()]
             return found[:count] if len(found) >= count else None
 
@@ -76,7 +76,7 @@ class Job(Heard):
             raise Failed(f"no {count} x {of}; the job said: {self.text[-1500:]}")
         return found
 
-    def end(self) -> int:
+    def end(self):
         """Its exit code."""
         code = self.wait(_BOUND_S)
         if code is None:
@@ -87,27 +87,27 @@ class Job(Heard):
 class Trial:
     """What all rows share."""
 
-    def __init__(self, directory: Path, gpus_here: int) -> None:
+    def __init__(self, directory, gpus_here):
         self.directory, self.gpus = directory, gpus_here
         self.ranks = gpus_here or 2
         self._jobs = 0
 
-    def job(self, mode: str, *flags: str, nproc: str = "") -> Job:
+    def job(self, mode, *flags, nproc=""):
         self._jobs += 1
         place = self.directory / str(self._jobs)
         place.mkdir()
         return Job(place, mode, *flags, nproc=nproc or str(self.ranks))
 
-    def needs_gpus(self, count: int, what: str) -> None:
+    def needs_gpus(self, count, what):
         if self.gpus < count:
             raise Untried(f"{what} needs {count} GPU{'s' * (count > 1)}, here are {self.gpus}")
 
-    def used_mb(self) -> float:
+    def used_mb(self):
         """Of all GPUs together."""
         return sum(gpus.memory_used_mb({}).values())
 
 
-def facts(trial: Trial) -> dict[str, Any]:
+def facts(trial):
     """What NVML tells."""
     rows = {"driver": gpu_facts.driver_version(), "gpus": trial.gpus}
     for name in ("ecc_errors", "remapped_rows", "throttle_reasons", "temperatures", "persistence", "fabric"):
@@ -116,7 +116,7 @@ def facts(trial: Trial) -> dict[str, Any]:
     return {name: str(value) for name, value in rows.items()}
 
 
-def checks(trial: Trial) -> dict[str, Any]:
+def checks(trial):
     """Each health check that reads GPUs."""
     ended = subprocess.run(
         [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "run", "--json"],
@@ -133,7 +133,7 @@ def checks(trial: Trial) -> dict[str, Any]:
     return found
 
 
-def ranks_by_gpu(trial: Trial) -> dict[str, Any]:
+def ranks_by_gpu(trial):
     """--nproc-per-node gpu: one rank per GPU."""
     trial.needs_gpus(1, "one rank per GPU")
     with trial.job("count", nproc="gpu") as job:
@@ -143,7 +143,7 @@ def ranks_by_gpu(trial: Trial) -> dict[str, Any]:
     return {"ranks": len(found)}
 
 
-def numa(trial: Trial) -> dict[str, Any]:
+def numa(trial):
     """--numa-bind auto: the CPUs of each rank."""
     trial.needs_gpus(1, "NUMA binding by GPU")
     with trial.job("count", "--numa-bind=auto") as job:
@@ -151,7 +151,7 @@ def numa(trial: Trial) -> dict[str, Any]:
     return {f"rank {one['rank']}": f"{len(one['affinity'])} CPUs, first {one['affinity'][0]}" for one in found}
 
 
-def _reclaim(trial: Trial, before_mb: float, since_s: float) -> float | None:
+def _reclaim(trial, before_mb, since_s):
     """Seconds until the device memory is as it was; None without a GPU."""
     if not trial.gpus:
         return None
@@ -162,7 +162,7 @@ def _reclaim(trial: Trial, before_mb: float, since_s: float) -> float | None:
     return round(time.monotonic() - since_s, 3)
 
 
-def _fault(trial: Trial, mode: str, *flags: str) -> dict[str, Any]:
+def _fault(trial, mode, *flags):
     """A job survives a fault of its last rank; then the same without a restart, for the memory."""
     with trial.job(mode, *flags) as job:
         job.await_words("step", trial.ranks, cycle=0)
@@ -192,12 +192,12 @@ _WARM, _OFF = "--ft-preload=torch,torch._dynamo", "--ft-warm=off"
 _WRAPPED = (_WARM, "--restart-policy=min-healthy")
 
 
-def killed(trial: Trial) -> dict[str, Any]:
+def killed(trial):
     """SIGKILL of a rank, workers executed."""
     return _fault(trial, "crash", _OFF)
 
 
-def killed_warm(trial: Trial) -> dict[str, Any]:
+def killed_warm(trial):
     """SIGKILL of a rank, workers forked."""
     found = _fault(trial, "crash", _WARM)
     if not all(found["forked"]):
@@ -205,12 +205,12 @@ def killed_warm(trial: Trial) -> dict[str, Any]:
     return found
 
 
-def hung(trial: Trial) -> dict[str, Any]:
+def hung(trial):
     """A rank that no longer beats (timeout 5 s)."""
     return _fault(trial, "hang", _WARM, *_HANG)
 
 
-def template(trial: Trial) -> dict[str, Any]:
+def template(trial):
     """CUDA in the workers, and nothing of it in their template."""
     with trial.job("crash", _WARM) as job:
         pids = {one["pid"] for one in job.await_words("step", trial.ranks, cycle=0)}
@@ -228,12 +228,12 @@ def template(trial: Trial) -> dict[str, Any]:
     return {"template and standbys": len(scripts - pids), "devices open in them": 0}
 
 
-def _devices(pid: int) -> int:
+def _devices(pid):
     links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(fd)]
     return sum(link.startswith("/dev/nvidia") for link in links)
 
 
-def in_process(trial: Trial) -> dict[str, Any]:
+def in_process(trial):
     """inprocess.Wrapper: exception, soft timeout (sleep), hard timeout (stop, then the next cycle); until all go on."""
     found: dict[str, Any] = {}
     for fault, where in {"exception": {"iteration": 1}, "sleep": {"iteration": 1}, "stop": {"cycle": 1}}.items():
@@ -244,7 +244,7 @@ def in_process(trial: Trial) -> dict[str, Any]:
     return found
 
 
-def pairs(trial: Trial) -> dict[str, Any]:
+def pairs(trial):
     """In-process restart with process groups of two ranks on their own GPUs (NCCL P2P)."""
     trial.needs_gpus(2, "NCCL between GPUs")
     with trial.job("wrapped exception", *_WRAPPED) as job:
@@ -252,7 +252,7 @@ def pairs(trial: Trial) -> dict[str, Any]:
     return {"ranks": len(done)}
 
 
-def flight_recorder(trial: Trial) -> dict[str, Any]:
+def flight_recorder(trial):
     """A hang leaves what torch's flight recorder knows in hang.json."""
     os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"
     with trial.job("hang", _WARM, *_HANG) as job:
@@ -274,7 +274,7 @@ ROWS: dict[str, Callable[[Trial], dict[str, Any]]] = {
 
 
 @contextmanager
-def nvml() -> Iterator[int]:
+def nvml():
     """How many real GPUs there are; without one, NVML's stand-in answers the rows about NVML."""
     try:
         count = gpus.seen()
@@ -293,7 +293,7 @@ def nvml() -> Iterator[int]:
         sys.exit(subprocess.run([sys.executable, *sys.argv], env=env, check=False).returncode)
 
 
-def measure(trial: Trial, name: str) -> dict[str, Any]:
+def measure(trial, name):
     """One row."""
     began_s = time.monotonic()
     try:
@@ -306,7 +306,7 @@ def measure(trial: Trial, name: str) -> dict[str, Any]:
             "took_s": round(time.monotonic() - began_s, 1)}  # fmt: skip
 
 
-def main() -> int:
+def main():
     """Run the rows that were asked for."""
     parser = argparse.ArgumentParser(prog="scripts/dev/gpu-trial", description="A trial on the GPUs of this machine.")
     parser.add_argument("--rows", default=",".join(ROWS), metavar="NAME,...", help=f"of {', '.join(ROWS)}")

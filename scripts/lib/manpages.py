@@ -4,12 +4,9 @@ Each command has a page: nvrx-run.1, nvrx.1, nvrx-status.1, nvrx-health-run.1 an
 site/man/man1; read one with `man -l`.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -22,18 +19,18 @@ from nvrx_slurm.cli.toolbox import main as nvrx
 _NAME_CHARS = 100
 
 
-def pages() -> dict[str, str]:
+def pages():
     """The text (groff) of each page by its file name."""
     found = [*_with_subcommands(_context(nvrx_run, "nvrx-run", None)), *_with_subcommands(_context(nvrx, "nvrx", None))]
     names = [_name(ctx) for ctx in found]
     return {f"{_name(ctx)}.1": "\n".join(_page(ctx, names)) + "\n" for ctx in found}
 
 
-def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+def _context(command, name, parent):
     return click.Context(command, info_name=name, parent=parent, **command.context_settings)
 
 
-def _with_subcommands(ctx: click.Context) -> Iterator[click.Context]:
+def _with_subcommands(ctx):
     yield ctx
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
@@ -42,11 +39,11 @@ def _with_subcommands(ctx: click.Context) -> Iterator[click.Context]:
             yield from _with_subcommands(_context(command, name, ctx))
 
 
-def _name(ctx: click.Context) -> str:
+def _name(ctx):
     return ctx.command_path.replace(" ", "-")
 
 
-def _page(ctx: click.Context, names: list[str]) -> Iterator[str]:
+def _page(ctx, names):
     command, name = ctx.command, _name(ctx)
     yield f'.TH {_text(name.upper())} 1 "" "nvrx_slurm {__version__}" "nvrx_slurm"'
     what = command.get_short_help_str(_NAME_CHARS).partition(":")[0].rstrip(".")
@@ -69,19 +66,19 @@ def _page(ctx: click.Context, names: list[str]) -> Iterator[str]:
     yield ".SH SEE ALSO\n" + ",\n".join(f".BR {_text(other)} (1)" for other in others).replace(",\n", " ,\n")
 
 
-def _options(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+def _options(ctx):
     if isinstance(ctx.command, SettingsCommand):
         return ctx.command.rows(True)
     options = [param for param in ctx.command.get_params(ctx) if isinstance(param, click.Option)]
     return {"options": [record for option in options if (record := option.get_help_record(ctx))]}
 
 
-def _text(text: str) -> str:
+def _text(text):
     """`text` for groff: nothing in it is a request."""
     return re.sub(r"^([.'])", r"\\&\1", text.replace("\\", "\\e").replace("-", "\\-"))
 
 
-def main() -> None:
+def main():
     """Write all pages to the folder named as the only argument."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)

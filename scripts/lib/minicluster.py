@@ -18,10 +18,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 import minicluster_conf as conf
@@ -68,15 +66,15 @@ class MiniCluster:
 
     def __init__(
         self,
-        root: Path,
-        nodes: int = 4,
-        cpus_per_node: int = 16,
-        kill_wait_s: int = 30,
-        die_with_owner: bool = False,
-        extra: tuple[str, ...] = (),
-        slurm: str = "",
-        variants: tuple[str, ...] = (),
-    ) -> None:
+        root,
+        nodes=4,
+        cpus_per_node=16,
+        kill_wait_s=30,
+        die_with_owner=False,
+        extra=(),
+        slurm="",
+        variants=(),
+    ):
         self.root = Path(root).absolute()
         self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra), slurm, tuple(variants))
         self.die_with_owner = die_with_owner
@@ -89,7 +87,7 @@ class MiniCluster:
     # --- life ---------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def available(slurm: str = "") -> str | None:
+    def available(slurm=""):
         """None when this machine can run a minicluster of this version, else the sentence that says why not."""
         if slurm and not builds.runs(slurm):
             where = f"run scripts/minicluster up --slurm {slurm}, or scripts/test --all."
@@ -102,7 +100,7 @@ class MiniCluster:
         return None
 
     @classmethod
-    def attach(cls, root: Path) -> MiniCluster:
+    def attach(cls, root):
         """The cluster that some process brought up below `root`; UsageError when there is none."""
         path = Path(root).absolute() / "state.json"
         try:
@@ -119,7 +117,7 @@ class MiniCluster:
             raise UsageError(f"minicluster: {path} is damaged ({error!r}); run down, then up again.") from None
         return cluster
 
-    def up(self, timeout_s: float = 30.0) -> MiniCluster:
+    def up(self, timeout_s=30.0):
         """Bring the cluster up (about 1 s) and return once every node is idle.
 
         Raises UsageError where Slurm is missing or a cluster runs in `root` already, MiniClusterError when it is not
@@ -145,7 +143,7 @@ class MiniCluster:
             raise
         return self
 
-    def down(self, timeout_s: float = 10.0) -> list[Process]:
+    def down(self, timeout_s=10.0):
         """End everything of this cluster, at once (running jobs are killed), and verify it by a scan of /proc.
 
         Returns what the scan still found and then killed: empty unless another program killed an init.
@@ -171,15 +169,15 @@ class MiniCluster:
         (self.root / "state.json").unlink(missing_ok=True)
         return left
 
-    def __enter__(self) -> MiniCluster:
+    def __enter__(self):
         return self.up()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind, error, tb):
         self.down()
 
     # --- nodes --------------------------------------------------------------------------------------------------
 
-    def kill_node(self, name: str, timeout_s: float = 10.0) -> list[Process]:
+    def kill_node(self, name, timeout_s=10.0):
         """Lose node `name`: SIGKILL its slurmd, slurmstepds, their tasks and all descendants at once.
 
         Returns those killed, parents first, the slurmd among them; assert on it. Slurm itself notices nothing for
@@ -192,7 +190,7 @@ class MiniCluster:
         self._await_end(target, time.monotonic() + timeout_s)  # its init ends when it has no child left
         return killed
 
-    def restart_node(self, name: str, timeout_s: float = 30.0) -> None:
+    def restart_node(self, name, timeout_s=30.0):
         """Bring a node (back) up, killing what is left of it first; returns once slurmctld has its registration.
 
         Raises UsageError for an unknown node, MiniClusterError after `timeout_s` seconds.
@@ -205,7 +203,7 @@ class MiniCluster:
         self._start(name, "slurmd", "-D", "-N", name)
         self._wait(name, time.monotonic() + timeout_s, lambda: self._registered(name, since))
 
-    def kill_controller(self, saved: str, timeout_s: float = 30.0) -> None:
+    def kill_controller(self, saved, timeout_s=30.0):
         """SIGKILL slurmctld once its saved state of the jobs holds the text `saved`, which it writes every 5 s.
 
         Slurm's commands fail until `start_controller`. Raises MiniClusterError after `timeout_s` seconds.
@@ -219,12 +217,12 @@ class MiniCluster:
         init.kill_tree(controller.pid)
         self._await_end(controller, deadline)
 
-    def start_controller(self, timeout_s: float = 30.0) -> None:
+    def start_controller(self, timeout_s=30.0):
         """Start slurmctld again with its saved state. Raises MiniClusterError when it does not answer in time."""
         self._start("slurmctld", "slurmctld", "-D")
         self._wait("slurmctld", time.monotonic() + timeout_s, lambda: bool(self._states()))
 
-    def reset(self, timeout_s: float = 30.0) -> None:
+    def reset(self, timeout_s=30.0):
         """Back to a fresh cluster: no job, every node alive and idle. For tests that share one.
 
         Raises MiniClusterError after `timeout_s` seconds.
@@ -245,7 +243,7 @@ class MiniCluster:
             self.run("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
         self._wait("slurmctld", deadline, lambda: set(self._states().values()) == {"idle"})
 
-    def _cancel(self, *argv: str) -> None:
+    def _cancel(self, *argv):
         """Jobs that have ended by themselves meanwhile are no error; scancel goes on with the others."""
         try:
             self.run("scancel", *argv)
@@ -253,7 +251,7 @@ class MiniCluster:
             if not any(words in str(error) for words in ("Invalid job id", "already complet")):
                 raise
 
-    def status(self) -> dict[str, str]:
+    def status(self):
         """State of each part: "up" or "dead" for the daemons, Slurm's word for nodes, "dead, Slurm says X" if lost."""
         slurm = self._states() if _alive(self._inits.get("slurmctld")) else {}
         parts: dict[str, str] = {}
@@ -263,7 +261,7 @@ class MiniCluster:
             parts[name] = told if living else f"dead, Slurm says {slurm[name]}" if name in slurm else "dead"
         return parts
 
-    def scan(self) -> list[Process]:
+    def scan(self):
         """All living processes of this cluster's daemons and jobs, found without parent links.
 
         Daemons carry the mark in their environment, jobs SLURM_CONF and SLURMD_NODENAME (a person's shell and clients
@@ -286,21 +284,21 @@ class MiniCluster:
     # --- jobs ---------------------------------------------------------------------------------------------------
 
     @property
-    def conf(self) -> Path:
+    def conf(self):
         """Path of slurm.conf."""
         return self.root / "slurm.conf"
 
     @property
-    def munge_socket(self) -> Path:
+    def munge_socket(self):
         """Path of the private munged's socket."""
         return self.root / "munge" / "s"
 
-    def env(self) -> dict[str, str]:
+    def env(self):
         """What to add to the environment so that sbatch, srun, squeue, scontrol speak to this cluster."""
         # slurm.conf names the private munged, too (AuthInfo).
         return {"SLURM_CONF": str(self.conf), "PATH": _search_path(self.settings.slurm)}
 
-    def run(self, *argv: str | Path, timeout_s: float = _CLIENT_S) -> str:
+    def run(self, *argv, timeout_s=_CLIENT_S):
         """Standard output of a Slurm client; MiniClusterError with its words when it fails or takes too long."""
         command = [str(word) for word in argv]
         try:
@@ -315,7 +313,7 @@ class MiniCluster:
             raise MiniClusterError(f"minicluster: {' '.join(command)} failed: {error.stderr.strip()}") from None
         return done.stdout
 
-    def submit(self, script: Path | str, *args: str) -> int:
+    def submit(self, script, *args):
         """sbatch a script; returns the job id.
 
         script: a Path, or the text itself (starts with "#!"). args: sbatch's options. Output goes to
@@ -330,11 +328,11 @@ class MiniCluster:
         out = self.run("sbatch", "--parsable", f"--chdir={jobs}", f"--output={jobs}/%j.out", *args, path)
         return int(out.strip().split(";")[0])
 
-    def job(self, job_id: int | str) -> dict[str, str]:
+    def job(self, job_id):
         """The fields of `scontrol show job`, e.g. JobState, NodeList, ExitCode, BatchHost; an array's: "ID_TASK"."""
         return _fields(self.run("scontrol", "show", "job", "-o", str(job_id)))
 
-    def wait_job(self, job_id: int | str, timeout_s: float, until: str = "") -> JobEnd:
+    def wait_job(self, job_id, timeout_s, until=""):
         """Wait for the end of a job, or for the state `until` (e.g. "RUNNING") if that comes first.
 
         Raises MiniClusterError after `timeout_s` seconds.
@@ -350,14 +348,14 @@ class MiniCluster:
                 raise MiniClusterError(f"minicluster: job {job_id} is still {state} after {timeout_s:g} s.")
             time.sleep(_POLL_S)
 
-    def output(self, job_id: int) -> str:
+    def output(self, job_id):
         """What the job's batch script printed so far (where `submit` put it)."""
         path = self.root / "jobs" / f"{job_id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _make_files(self) -> None:
+    def _make_files(self):
         """Directories, key and slurm.conf; everything below a root that only its owner can enter."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = self.root.lstat()
@@ -382,7 +380,7 @@ class MiniCluster:
         if self.settings.slurm:  # since 23.11 slurmd looks for a cgroup plugin that the machine may not have
             (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 
-    def _munged_command(self) -> list[str]:
+    def _munged_command(self):
         """--force: munged refuses a socket that not all users can reach, and this one is private."""
         root = self.root
         return [
@@ -390,12 +388,12 @@ class MiniCluster:
             f"--seed-file={root}/munge/seed", f"--pid-file={root}/run/munged.pid", f"--log-file={root}/log/munged.log",
         ]  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self):
         """This process's environment without any other job's or cluster's variables."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "PMI", _MARK))}
         return {**clean, **self.env()}
 
-    def _start(self, name: str, *command: str) -> None:
+    def _start(self, name, *command):
         """Start one daemon below its init, in a session of its own, and record it in state.json."""
         lifeline = self._lifeline[0] if self._lifeline else -1
         argv = [sys.executable, "-I", "-S", init.__file__, str(lifeline), *command]
@@ -414,7 +412,7 @@ class MiniCluster:
         draft.write_text(json.dumps(state, indent=1))
         draft.replace(self.root / "state.json")
 
-    def _wait(self, name: str, deadline: float, done: Callable[[], bool]) -> None:
+    def _wait(self, name, deadline, done):
         """Poll until `done()`; MiniClusterError when `name` has died or the monotonic `deadline` has passed."""
         while not done():
             if not _alive(self._inits[name]) or time.monotonic() > deadline:
@@ -422,7 +420,7 @@ class MiniCluster:
                 raise MiniClusterError(f"minicluster: {name} {state}; read the files in {self.root}/log.")
             time.sleep(_POLL_S)
 
-    def _await_end(self, one: Process, deadline: float) -> None:
+    def _await_end(self, one, deadline):
         """Wait for the end of a process, and reap it if it is a child."""
         try:
             fd = os.pidfd_open(one.pid)
@@ -435,7 +433,7 @@ class MiniCluster:
         if not _alive(one) and (child := self._children.pop(one.pid, None)):
             child.wait()
 
-    def _states(self) -> dict[str, str]:
+    def _states(self):
         """Node -> Slurm's state word; empty while slurmctld does not answer yet."""
         try:
             lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
@@ -443,25 +441,25 @@ class MiniCluster:
             return {}
         return dict(line.split(maxsplit=1) for line in lines if " " in line)
 
-    def _registered(self, name: str, since: str) -> bool:
+    def _registered(self, name, since):
         fields = _fields(self.run("scontrol", "show", "node", "-o", name))
         state = fields.get("State", "DOWN")
         healthy = not any(word in state for word in ("DOWN", "UNKNOWN", "NOT_RESPONDING", "*"))
         return healthy and fields.get("SlurmdStartTime", "") >= since
 
 
-def _search_path(slurm: str) -> str:
+def _search_path(slurm):
     """PATH with the programs of this version before all others."""
     usual = builds.without_builds(os.environ.get("PATH", ""))
     return ":".join(filter(None, [*builds.bins(slurm), usual, _PATH_EXTRA]))
 
 
-def _alive(one: Process | None) -> bool:
+def _alive(one):
     now = init.process(one.pid) if one else None
     return now is not None and one is not None and now.start == one.start
 
 
-def until(done: Callable[[], object], timeout_s: float) -> bool:
+def until(done, timeout_s):
     """Ask until it is so, since Slurm has no events; whether it was in time."""
     deadline = time.monotonic() + timeout_s
     while not done():
@@ -471,11 +469,11 @@ def until(done: Callable[[], object], timeout_s: float) -> bool:
     return True
 
 
-def _connects(path: Path) -> bool:
+def _connects(path):
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 
 
-def _fields(line: str) -> dict[str, str]:
+def _fields(line):
     """KEY=VALUE words of a one-line `scontrol show`; words without "=" belong to the value before and are dropped."""
     return dict(word.split("=", 1) for word in line.split() if "=" in word)

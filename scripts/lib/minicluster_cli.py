@@ -1,7 +1,5 @@
 """The command line of the minicluster, for people: what `scripts/minicluster` runs (standard library only)."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys
@@ -10,25 +8,24 @@ from pathlib import Path
 import minicluster_conf
 import slurm_builds
 from minicluster import MiniCluster
-from minicluster_init import Process
 
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 
-def default_root() -> Path:
+def default_root():
     """~/.cache/nvrx-minicluster: every shell of this user finds it, and other users cannot make it first."""
     return Path.home() / ".cache" / "nvrx-minicluster"
 
 
-def _exports(cluster: MiniCluster) -> str:
+def _exports(cluster):
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in cluster.env().items())
 
 
-def _listed(processes: list[Process]) -> str:
+def _listed(processes):
     return ", ".join(f"{one.name}[{one.pid}]" for one in processes) or "nothing"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser():
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--dir", type=Path, default=default_root(), help="where it lives (default: %(default)s)")
     parser = argparse.ArgumentParser(prog="minicluster", description="A private Slurm cluster on this machine.")
@@ -50,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _up(args: argparse.Namespace) -> None:
+def _up(args):
     slurm_builds.install(args.slurm)
     cluster = MiniCluster(
         args.dir, args.nodes, args.cpus_per_node, args.kill_wait, slurm=args.slurm, variants=tuple(args.variant)
@@ -59,7 +56,7 @@ def _up(args: argparse.Namespace) -> None:
     print(_exports(cluster))
 
 
-def _down(args: argparse.Namespace) -> None:
+def _down(args):
     try:
         cluster = MiniCluster.attach(args.dir)
     except NvrxError:
@@ -70,7 +67,7 @@ def _down(args: argparse.Namespace) -> None:
     print(f"down; killed beside the daemons: {_listed(stray)}")
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args):
     if args.command == "up":
         return _up(args)
     if args.command == "down":
@@ -88,7 +85,7 @@ def _run(args: argparse.Namespace) -> None:
         print(f"{args.node} is back")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     """Run one command; returns the exit code (0, or the error's, whose sentence went to stderr)."""
     try:
         _run(_parser().parse_args(argv))

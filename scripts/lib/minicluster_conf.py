@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import slurm_builds
 
@@ -62,7 +61,7 @@ class Settings:
     slurm: str = ""
     variants: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if unknown := set(self.variants) - set(VARIANTS):
             raise UsageError(f"minicluster: no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}.")
         for name, value, low, high in (
@@ -74,13 +73,13 @@ class Settings:
                 raise UsageError(f"minicluster: {name}={value} is out of range; use {low}..{high}.")
 
     @property
-    def node_names(self) -> list[str]:
+    def node_names(self):
         """n1..nN."""
         domain = ".mini" if "dots" in self.variants else ""
         return [f"n{i}{domain}" for i in range(1, self.nodes + 1)]
 
 
-def check_root(root: Path) -> None:
+def check_root(root):
     """UsageError when paths below `root` are too long for Unix sockets (107 bytes, unix(7)) or break slurm.conf."""
     longest = len(str(root / _LONGEST_SOCKET).encode())
     if longest > _MAX_SOCKET_PATH:
@@ -90,7 +89,7 @@ def check_root(root: Path) -> None:
         raise UsageError(f"minicluster: the directory {root} has a character that slurm.conf cannot hold; use another.")
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count):
     """`count` distinct TCP ports that were free on loopback a moment ago; random, so that two clusters differ."""
     chosen: list[int] = []
     held: list[socket.socket] = []
@@ -111,7 +110,7 @@ def free_ports(count: int) -> list[int]:
     raise UsageError(f"minicluster: no {count} free ports in {_PORTS.start}..{_PORTS.stop - 1}; end other programs.")
 
 
-def render_slurm_conf(root: Path, settings: Settings, ports: list[int], user: str, host: str) -> str:
+def render_slurm_conf(root, settings, ports, user, host):
     """Text of slurm.conf(5) for Slurm 22.05 and later.
 
     ports: [slurmctld, n1, n2, ...]. user: name that all daemons run as. host: this machine's short host name
@@ -162,7 +161,7 @@ def render_slurm_conf(root: Path, settings: Settings, ports: list[int], user: st
     return "\n".join(lines) + "\n"
 
 
-def render_gres_conf(settings: Settings, device: Path) -> str:
+def render_gres_conf(settings, device):
     """Text of gres.conf(5): `device`, any character device, stands for each GPU. Slurm tells jobs their numbers."""
     kinds = [_GRES_FLAGS[variant] for variant in settings.variants if variant in _GRES_FLAGS]
     return "".join(f"Name=gpu {kind} File={device}[0-{DEVICES - 1}]\n" for kind in kinds)

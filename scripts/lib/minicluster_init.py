@@ -41,7 +41,7 @@ class Process(NamedTuple):
     name: str  # comm, at most 15 characters
 
 
-def _stat(pid: int) -> tuple[Process, int, str] | None:
+def _stat(pid):
     """(process, parent pid, state letter) from /proc/PID/stat, or None when it is gone."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
@@ -52,13 +52,13 @@ def _stat(pid: int) -> tuple[Process, int, str] | None:
     return Process(pid, int(fields[19]), head.partition("(")[2]), int(fields[1]), fields[0]
 
 
-def process(pid: int) -> Process | None:
+def process(pid):
     """The living process with this pid; None when there is none or only its zombie is left."""
     found = _stat(pid)
     return None if found is None or found[2] in "ZX" else found[0]
 
 
-def descendants(pid: int) -> list[Process]:
+def descendants(pid):
     """Living descendants of `pid`, parents before children; zombies are left out but looked through."""
     children: dict[int, list[int]] = defaultdict(list)
     seen: dict[int, tuple[Process, int, str]] = {}
@@ -75,7 +75,7 @@ def descendants(pid: int) -> list[Process]:
     return order
 
 
-def signal_process(target: Process, signum: int) -> bool:
+def signal_process(target, signum):
     """Send `signum` to exactly `target`; False when that process is gone (a reused pid is never hit: pidfd)."""
     try:
         fd = os.pidfd_open(target.pid)
@@ -93,7 +93,7 @@ def signal_process(target: Process, signum: int) -> bool:
         os.close(fd)
 
 
-def kill_tree(pid: int) -> list[Process]:
+def kill_tree(pid):
     """SIGKILL all descendants of `pid` (not `pid`), until none is left; returns the killed ones, parents first.
 
     First all are stopped: on a dead node none sees another one's end. A process of srun would end the step when srun
@@ -119,7 +119,7 @@ def kill_tree(pid: int) -> list[Process]:
     return list(reversed(killed.values()))
 
 
-def _reap(command_pid: int) -> tuple[int | None, bool]:
+def _reap(command_pid):
     """Reap all that ended; returns (the command's exit code if it is among them, whether any child is left)."""
     code = None
     while True:
@@ -134,7 +134,7 @@ def _reap(command_pid: int) -> tuple[int | None, bool]:
             code = raw if raw >= 0 else 128 - raw
 
 
-def _reap_all(woken: int) -> None:
+def _reap_all(woken):
     """Reap the killed tree, so that no zombie is left to a PID 1 that may not reap; bounded by _REAP_S seconds."""
     deadline = time.monotonic() + _REAP_S
     while _reap(-1)[1] and (left := deadline - time.monotonic()) > 0:
@@ -142,7 +142,7 @@ def _reap_all(woken: int) -> None:
             os.read(woken, 4096)
 
 
-def main(argv: list[str]) -> int:
+def main(argv):
     """Be the init of `argv[1:]` with lifeline `argv[0]`; returns the exit code (see the module's text)."""
     lifeline, command = int(argv[0]), argv[1:]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:

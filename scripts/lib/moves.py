@@ -12,8 +12,6 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
@@ -25,7 +23,7 @@ ASIDE = ("logs", "event_log", "record", "account", "output", "status", "console"
 Move = tuple[str, str, str]
 
 
-def is_aside(path: str) -> bool:
+def is_aside(path):
     """Return whether a file tells about the restart and takes no part in it."""
     return any(word in path for word in ASIDE)
 
@@ -33,10 +31,10 @@ def is_aside(path: str) -> bool:
 class Way:
     """Records moves between the exit of a worker and the release of the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.moves: list[Move] = []
 
-    def hear(self, frame: FrameType, event: str, _: Any) -> None:
+    def hear(self, frame, event, _):
         """Note one call (as sys.setprofile's function), and stop at the release of a worker."""
         callee, caller = frame.f_code, frame.f_back
         if event != "call" or not callee.co_filename.startswith(PACKAGE):
@@ -50,20 +48,20 @@ class Way:
             sys.setprofile(None)
 
 
-def say(title: str, moves: list[Move]) -> None:
+def say(title, moves):
     """Print how many there are, and between how many files."""
     files = {name for move in moves for name in move[:2]}
     print(f"{title}: {len(moves)} moves between {len(files)} files", file=sys.stderr)
 
 
-def main() -> int:
+def main():
     """Run the job in this process and print the way."""
     from nvrx_slurm.cli import run
     from nvrx_slurm.node.workers.workers import Workers
 
     way, exited = Way(), Workers._exited
 
-    def begin(self: Workers, local_rank: int) -> None:
+    def begin(self, local_rank):
         if not way.moves:
             sys.setprofile(way.hear)
         exited(self, local_rank)

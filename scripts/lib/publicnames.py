@@ -4,12 +4,9 @@ The file has those of the last release, one a line: its kind, the name, and othe
 wants a line in the top section of CHANGELOG.md for each name that differs from it; scripts/dev/release writes it anew.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -34,12 +31,12 @@ CAUSE = {"kind": "exit", "message": "x", "host": "n1", "infra_rank": 0, "rank": 
 _TOP = re.compile(r"^## \[.*?(?=^## \[|\Z)", re.MULTILINE | re.DOTALL)
 
 
-def names() -> list[str]:
+def names():
     """All public names, sorted."""
     return sorted({*_settings(), *_commands(), *_imports(), *_json(), *_others()})
 
 
-def unsaid(released: list[str], changelog: str) -> list[str]:
+def unsaid(released, changelog):
     """Names that were added, removed or changed since `released`, and that the top section does not have in code."""
     told = _TOP.search(changelog)
     assert told, "CHANGELOG.md has a section"
@@ -48,13 +45,13 @@ def unsaid(released: list[str], changelog: str) -> list[str]:
     return [line for line in changed if not re.search(rf"(?<![\w-]){re.escape(line.split()[1])}(?![\w-])", code)]
 
 
-def _settings() -> Iterator[str]:
+def _settings():
     for item in (*SETTINGS.values(), *settings_of(SubmitConfig)):
         key = [f"fault_tolerance.{item.name}"] if item.section == "ft" else []
         yield " ".join(["setting", *item.flags, *item.env, *key])
 
 
-def _commands() -> Iterator[str]:
+def _commands():
     todo = [click.Context(nvrx, info_name="nvrx")]
     for ctx in todo:
         command = ctx.command
@@ -68,7 +65,7 @@ def _commands() -> Iterator[str]:
                 yield f"option {option.opts[0]} {path}"
 
 
-def _imports() -> Iterator[str]:
+def _imports():
     for name in MODULES:  # which may need packages that are not here
         place = REPO / "nvrx_slurm" / name.replace(".", "/")
         text = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
@@ -85,7 +82,7 @@ def _imports() -> Iterator[str]:
                 yield f"import {member} nvrx_slurm.inprocess.{name}"
 
 
-def _json() -> Iterator[str]:
+def _json():
     page = (REPO / "docs/reference/logs-and-events.md").read_text()
     for file in ("result.json", "status.json"):
         section = page.partition(f"\n## {file}\n")[2].partition("\n## ")[0]
@@ -95,7 +92,7 @@ def _json() -> Iterator[str]:
     yield from (f"json {key} nvrx-why" for key in why._story({"first_cause": CAUSE}, REPO))
 
 
-def _others() -> Iterator[str]:
+def _others():
     page = (REPO / "docs/reference/environment.md").read_text()
     yield from (f"variable {name}" for name in re.findall(r"`(NVRX_\w+)`", page))
     yield from (f"exit-code {code.name} {code.value}" for code in ExitCode)
@@ -105,7 +102,7 @@ def _others() -> Iterator[str]:
         yield from (f"expected {setting.name} {check.name}" for setting in check.settings)
 
 
-def main() -> None:
+def main():
     """Write the file named as the only argument."""
     Path(sys.argv[1]).write_text("\n".join(names()) + "\n")
 

@@ -3,15 +3,12 @@
 Exit code 0: all is there and works; 1: the sentences say what does not.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import manpages
@@ -37,13 +34,13 @@ dist.destroy_process_group()
 """
 
 
-def run(*words: str | Path) -> str:
+def run(*words):
     """The output of a command. Raises CalledProcessError."""
     print("+", *words, flush=True)
     return subprocess.run(words, cwd=REPO, check=True, stdout=subprocess.PIPE, text=True, timeout=BOUND_S).stdout
 
 
-def faults_of_the_tree() -> Iterator[str]:
+def faults_of_the_tree():
     """What is not yet as a release wants it."""
     if changed := run("git", "status", "--porcelain"):
         yield f"the tree has changes:\n{changed}"
@@ -51,7 +48,7 @@ def faults_of_the_tree() -> Iterator[str]:
         yield f"CHANGELOG.md has no section '## [{__version__}] - DATE'"
 
 
-def faults_of_the_changelog(text: str) -> Iterator[str]:
+def faults_of_the_changelog(text):
     """Entries of the top section that are too long."""
     top = text.partition("\n## [")[2].partition("\n## [")[0]
     for entry in re.split(r"^- ", top, flags=re.MULTILINE)[1:]:
@@ -60,11 +57,11 @@ def faults_of_the_changelog(text: str) -> Iterator[str]:
             yield f"CHANGELOG.md: more than {ENTRY_LINES} lines of {LINE_CHARS}: {lines[0]}"
 
 
-def _changelog() -> str:
+def _changelog():
     return (REPO / "CHANGELOG.md").read_text()
 
 
-def build() -> None:
+def build():
     """Make the files of dist/."""
     for old in (DIST, REPO / "build"):
         shutil.rmtree(old, ignore_errors=True)
@@ -78,7 +75,7 @@ def build() -> None:
     shutil.make_archive(str(DIST / f"nvrx_slurm-{__version__}-docs"), "gztar", REPO, "site")
 
 
-def faults_of_the_files() -> Iterator[str]:
+def faults_of_the_files():
     """Install the wheel and use it, then the bundle."""
     (wheel,), (pyz,) = DIST.glob("*.whl"), DIST.glob("*.pyz")
     with tempfile.TemporaryDirectory() as made:
@@ -100,11 +97,11 @@ def faults_of_the_files() -> Iterator[str]:
         yield f"{pyz} is too large or does not work"
 
 
-def _too_large(path: Path) -> bool:
+def _too_large(path):
     return path.stat().st_size > MAX_BUNDLE_BYTES
 
 
-def try_newest_torch() -> None:
+def try_newest_torch():
     """A job of two ranks with the newest torch of PyPI, in an environment of its own."""
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
@@ -114,7 +111,7 @@ def try_newest_torch() -> None:
         print(run(place / "venv/bin/nvrx-run", "--standalone", "--nproc-per-node=2", place / "script.py"))
 
 
-def main() -> int:
+def main():
     """See the file."""
     if "--torch" in sys.argv:
         try_newest_torch()
@@ -137,7 +134,7 @@ def main() -> int:
     return 0
 
 
-def _unsaid() -> list[str]:
+def _unsaid():
     released = (REPO / "tests/data/public.txt").read_text().splitlines()
     return publicnames.unsaid(released, _changelog())
 

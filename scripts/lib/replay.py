@@ -25,7 +25,7 @@ from replay_picture import picture  # noqa: E402
 from replay_world import Latencies  # noqa: E402
 
 
-def main() -> int:
+def main():
     """Returns 0 where all that the page promises holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["llama3"])

@@ -8,10 +8,9 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
-from typing import Any
 
 from replay_world import KEEPALIVE_S, Latencies, ReplayWorld
 
@@ -66,21 +65,21 @@ class Replay:
     latencies: Latencies = field(default_factory=Latencies)
 
     @property
-    def wall_s(self) -> float:
+    def wall_s(self):
         """At the published rate of interruptions per node."""
         return 54 * DAY_S * 2048 / self.nodes * self.faults / PUBLISHED
 
     @property
-    def mtbf_s(self) -> float:
+    def mtbf_s(self):
         """Mean time between interruptions."""
         return self.wall_s / self.faults
 
     @property
-    def interval_s(self) -> float:
+    def interval_s(self):
         """Between checkpoints: sqrt(2 x save x MTBF), Young 1974."""
         return self.every_s or math.sqrt(2 * self.latencies.save_s * self.mtbf_s)
 
-    def detect_s(self, kind: str) -> float:
+    def detect_s(self, kind):
         """From a fault until it is noticed."""
         one = self.latencies
         hang_s = one.hang_s + 4.0
@@ -90,7 +89,7 @@ class Replay:
             "hang": hang_s, "device_hang": hang_s, "corruption": one.unseen_s, "maintenance": 0.0,
         }[kind]  # fmt: skip
 
-    def formula(self) -> float:
+    def formula(self):
         """Meta's expected ETTR (arXiv 2410.21680): (1 - rate (u0 + dt / 2)) / (1 + w / dt)."""
         one, every_s = self.latencies, self.interval_s
         detect_s = sum(count * self.detect_s(kind) for count, kind in CAUSES.values()) / PUBLISHED
@@ -114,7 +113,7 @@ class Outcome:
     marks: tuple[tuple[float, str], ...]  # the interruptions, (seconds, what is seen)
 
 
-def _fates(replay: Replay, rng: random.Random) -> list[tuple[float, str]]:
+def _fates(replay, rng):
     """Uniform in time: a Poisson process of which the count is known."""
     kinds = [kind for count, kind in CAUSES.values() for _ in range(count)]
     kinds = rng.sample(kinds, replay.faults) if replay.faults <= len(kinds) else rng.choices(kinds, k=replay.faults)
@@ -123,7 +122,7 @@ def _fates(replay: Replay, rng: random.Random) -> list[tuple[float, str]]:
     return sorted((rng.uniform(0.0, replay.wall_s), kind) for kind in seen)
 
 
-def run(replay: Replay, seed: int, judged: bool = False) -> Outcome:
+def run(replay, seed, judged=False):
     """One seed: allocations follow each other as a chain of jobs until the time is over."""
     cpu_s, rng = time.process_time(), random.Random(seed)
     fates = marks = _fates(replay, rng)
@@ -156,9 +155,9 @@ def run(replay: Replay, seed: int, judged: bool = False) -> Outcome:
 
 
 def _outcome(
-    replay: Replay, runs: Sequence[Mapping[str, Any]], wall_s: float, restart_s: tuple[float, ...],
-    struck: Counter[str], by_hand: int, off_s: float, cpu_s: float, marks: Sequence[tuple[float, str]],
-) -> Outcome:  # fmt: skip
+    replay, runs, wall_s, restart_s,
+    struck, by_hand, off_s, cpu_s, marks,
+):  # fmt: skip
     found = summary(runs, 0.0, wall_s)
     times: dict[str, float] = dict(found["node_seconds"])
     active = replay.nodes // replay.thin
@@ -173,7 +172,7 @@ def _outcome(
                    tuple(marks))  # fmt: skip
 
 
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
+def spread(values):
     """Mean, and the range of 95 %."""
     if len(values) < 2:
         return values[0], values[0], values[0]
@@ -181,14 +180,14 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return fmean(values), cuts[0], cuts[-1]
 
 
-def buckets(outcomes: Sequence[Outcome]) -> list[tuple[str, tuple[float, float, float]]]:
+def buckets(outcomes):
     """Name and share of the wall time in percent, the largest first."""
     names = {name for one in outcomes for name in one.shares}
     found = [(name, spread([100 * one.shares.get(name, 0.0) for one in outcomes])) for name in names]
     return sorted(found, key=lambda one: -one[1][0])
 
 
-def in_lines(replay: Replay, outcomes: Sequence[Outcome]) -> Iterator[str]:
+def in_lines(replay, outcomes):
     """The table."""
     faults, wall_days = Counter[str](), replay.wall_s / DAY_S
     for one in outcomes:
@@ -217,7 +216,7 @@ def in_lines(replay: Replay, outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{'processor time per seed':<44} {fmean([one.cpu_s for one in outcomes]):7.1f} s"
 
 
-def findings(replay: Replay, outcomes: Sequence[Outcome]) -> list[str]:
+def findings(replay, outcomes):
     """What the replay promises and does not hold."""
     found = []
     if (off := abs(fmean([one.ettr for one in outcomes]) - replay.formula())) > 0.02:

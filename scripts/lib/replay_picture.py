@@ -1,10 +1,6 @@
 """The picture of a replay, as SVG written by hand: when which interruption came, and what the losses were."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-
-from replay_llama3 import DAY_S, Outcome, Replay, buckets
+from replay_llama3 import DAY_S, buckets
 
 _WIDTH, _LEFT, _RIGHT = 920, 190, 120
 _COLOURS = {
@@ -18,7 +14,7 @@ _SEEN = {
 _JOBS = ("#2e86c1", "#a9cce3")
 
 
-def picture(found: Sequence[tuple[Replay, Sequence[Outcome]]]) -> str:
+def picture(found):
     """One file without script or reference. `found`: each job with its seeds, at least one."""
     names = [name for name, _ in buckets(found[0][1]) if name != "productive"]
     longest = max(high for job, outcomes in found for name, (_, _, high) in buckets(outcomes) if name in names)
@@ -42,23 +38,23 @@ def picture(found: Sequence[tuple[Replay, Sequence[Outcome]]]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _scale(share: float) -> float:
+def _scale(share):
     return share * (_WIDTH - _LEFT - _RIGHT)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", bold: bool = False) -> str:
+def _text(x, y, text, anchor="start", bold=False):
     weight = ' font-weight="bold"' if bold else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{weight}>{text}</text>'
 
 
-def _legend() -> Iterator[str]:
+def _legend():
     yield _text(8, 18, "interruptions of the first seed", bold=True)
     for i, (kind, what) in enumerate(_SEEN.items()):
         x = _LEFT + 118 * i
         yield f'<rect x="{x}" y="28" width="10" height="10" fill="{_COLOURS[kind]}"/>{_text(x + 14, 38, what)}'
 
 
-def _strip(y: float, job: Replay, outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _strip(y, job, outcomes):
     yield _text(8, y + 14, f"{job.nodes:,} nodes,")
     yield _text(8, y + 28, f"{job.wall_s / DAY_S:.4g} days")
     yield f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - 10}" height="30" fill="#eafaf1"/>'
@@ -67,6 +63,6 @@ def _strip(y: float, job: Replay, outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f'<path d="M{x:.1f} {y}v30" stroke="{_COLOURS[kind]}" stroke-width="0.7"/>'
 
 
-def _bar(y: float, mean: float, low: float, high: float, colour: str) -> Iterator[str]:
+def _bar(y, mean, low, high, colour):
     yield f'<rect x="{_LEFT}" y="{y}" width="{_scale(mean):.1f}" height="13" fill="{colour}"/>'
     yield f'<path d="M{_LEFT + _scale(low):.1f} {y + 6.5}H{_LEFT + _scale(high):.1f}" stroke="#17202a"/>'

@@ -8,22 +8,18 @@ messages, one after the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import FaultKind, JobReport, Plan, RankEvidence, RankFault, SectionTime, Spent, WorkloadAction
+from nvrx_slurm.types import FaultKind, JobReport, SectionTime, Spent, WorkloadAction
 from tests.sim.invariants import Invariants
-from tests.sim.network import COORDINATOR_KEEPALIVE_S, Connection, Host
+from tests.sim.network import COORDINATOR_KEEPALIVE_S
 from tests.sim.processes import SimAgent, SimCoordinator
-from tests.sim.training import SIGKILL, Run, Training, Worker
-from tests.sim.world import World, WorldSettings
+from tests.sim.training import SIGKILL, Training, Worker
+from tests.sim.world import World
 
 KEEPALIVE_S = COORDINATOR_KEEPALIVE_S
 _RETRY_S = 5.0  # a fault of a rank waits until one runs
@@ -49,43 +45,43 @@ class Latencies:
 class _Unjudged(Invariants):
     """At 2,048 nodes the rules are not checked at each step; tests check them in a small replay."""
 
-    def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Any) -> None: ...
+    def coordinator_stepped(self, coordinator, event, commands): ...
 
-    def agent_stepped(self, agent: SimAgent, event: Any, commands: Any) -> None: ...
+    def agent_stepped(self, agent, event, commands): ...
 
-    def started(self, worker: Worker) -> None: ...
+    def started(self, worker): ...
 
-    def left(self, agent: SimAgent) -> None: ...
+    def left(self, agent): ...
 
-    def at_the_end(self) -> None: ...
+    def at_the_end(self): ...
 
 
 class _Training(Training):
     """Steps, with a save every `every_s` seconds of work. `saved_s`: work that no fault can take away."""
 
-    def __init__(self, world: ReplayWorld) -> None:
+    def __init__(self, world):
         super().__init__(world.clock, world.rng, 0.0, 0.0)
         self._world = world
         self.stalled_at = 0.0  # last
 
-    def up(self, worker: Worker) -> None:
+    def up(self, worker):
         """The last rank begins the initialization, which all ranks end together."""
         run = worker.run
         run.workers.append(worker)
         if len(run.workers) == run.world_size and not run.broken:
             run.since = self._clock.now + self._world.latencies.init_s
 
-    def stall(self, run: Run) -> None:
+    def stall(self, run):
         """A rank is dead, or hangs."""
         if not run.broken:
             run.broken, run.tries, self.stalled_at = True, self._saves(run), self._clock.now
 
-    def _saves(self, run: Run) -> int:
+    def _saves(self, run):
         turn_s = self._world.every_s + self._world.latencies.save_s
         trained_s = 0.0 if run.since is None else self._clock.now - run.since - self._world.latencies.load_s
         return max(0, int(trained_s / turn_s))
 
-    def spent(self, worker: Worker, term: int, cycle: int) -> Spent:
+    def spent(self, worker, term, cycle):
         """What the node's page would tell of a rank that ends now."""
         run, one, began_s = worker.run, self._world.latencies, getattr(worker, "began_s", None)
         if began_s is None:
@@ -98,7 +94,7 @@ class _Training(Training):
         sections = (SectionTime("checkpointing", saves * one.save_s, saves),) if saves else ()
         return Spent(term, cycle, up_s - start_s, 0.0, run.since - up_s, one.load_s, 0.0, saved_s, 0.0, sections)
 
-    def die_with(self, worker: Worker) -> None:
+    def die_with(self, worker):
         """Peers block in a collective; nothing ends them but their agents."""
 
 
@@ -107,7 +103,7 @@ class _Worker(Worker):
 
     began_s: tuple[float, float] | None = None  # plan and user code
 
-    def __init__(self, agent: SimAgent, plan: Plan) -> None:
+    def __init__(self, agent, plan):
         self.agent, self.local_rank, self.rank = agent, 0, plan.rank_offset
         self.run = agent.world.training.run_of(plan)
         self.alive, self.stubborn, self.stuck, self.hung, self.done, self.terms = True, False, False, False, False, 0
@@ -116,12 +112,12 @@ class _Worker(Worker):
         world.invariants.started(self)
         world.clock.after(world.draw(agent, world.latencies.start_s), self._up, world.clock.now)
 
-    def _up(self, plan_s: float) -> None:
+    def _up(self, plan_s):
         self.began_s = plan_s, self.agent.world.clock.now
         if self.alive:
             self.agent.world.training.up(self)
 
-    def signal(self, signum: int) -> None:
+    def signal(self, signum):
         """It ends within the measured time."""
         world = self.agent.world
         assert isinstance(world, ReplayWorld)
@@ -130,27 +126,27 @@ class _Worker(Worker):
             0.001 if signum == SIGKILL else world.draw(self.agent, world.latencies.stop_s), self.die, -signum, ""
         )
 
-    def seem_hung(self) -> None:
+    def seem_hung(self):
         """Its monitor says so."""
         if self.alive and isinstance(self.agent.world, ReplayWorld):
             hang_s = self.agent.world.latencies.hang_s
             fault = self.fault(FaultKind.HANG, -SIGKILL, f"no heartbeat for {hang_s:g} s")
             self.agent.step(ag.HangSeen(replace(fault, silent_s=hang_s)))
 
-    def evidence(self) -> RankEvidence:
+    def evidence(self):
         """All ranks are silent since the first one is."""
         world = self.agent.world
         assert isinstance(world.training, _Training)
         return replace(super().evidence(), silent_s=world.clock.now - world.training.stalled_at)
 
-    def fails(self, kind: FaultKind, code: int, silent_s: float, message: str) -> None:
+    def fails(self, kind, code, silent_s, message):
         """It ends by itself, `silent_s` seconds after its last sign of life."""
         if self.alive:
             self.agent.world.training.stall(self.run)
             fault = self.fault(kind, code, message)
             self._end(replace(fault, silent_s=silent_s))
 
-    def _end(self, fault: RankFault | None) -> None:
+    def _end(self, fault):
         self.alive = False
         training = self.agent.world.training
         assert isinstance(training, _Training)
@@ -160,19 +156,19 @@ class _Worker(Worker):
 
 
 class _Agent(SimAgent):
-    def __init__(self, world: World, host: Host, life: int, settings: AgentSettings) -> None:
+    def __init__(self, world, host, life, settings):
         super().__init__(world, host, life, settings)
         self.lease_until = float("inf")
 
-    def _renew(self) -> None: ...
+    def _renew(self): ...
 
-    def _beat(self) -> None: ...
+    def _beat(self): ...
 
-    def _prepare(self) -> None:
+    def _prepare(self):
         assert isinstance(self.world, ReplayWorld)
         self.world.clock.after(self.world.draw(self, self.world.latencies.preflight_s), self._prepared)
 
-    def do(self, command: Any) -> None:
+    def do(self, command):
         """As any agent, with workers of the replay."""
         if isinstance(command, ag.StartWorkers):
             self.workers = [_Worker(self, command.plan)]
@@ -185,11 +181,11 @@ class _Coordinator(SimCoordinator):
 
     _free_s = 0.0
 
-    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
+    def __init__(self, world, settings, agent):
         super().__init__(world, settings, agent)
         self._account = JobAccount(self.core)
 
-    def step(self, event: Any) -> None:
+    def step(self, event):
         """Hand one event to the core."""
         super().step(event)
         if self.alive and self._account.is_due:
@@ -197,26 +193,26 @@ class _Coordinator(SimCoordinator):
             for stream in self.streams.values():
                 stream.down(counted)
 
-    def renew(self) -> None:
+    def renew(self):
         """Beats are not simulated."""
         self.valid_until = float("inf")
 
-    def _in_turn(self, stream: Connection | None, do: Callable[..., None], *args: Any) -> None:
+    def _in_turn(self, stream, do, *args):
         world = self.world
         assert isinstance(world, ReplayWorld)
         nodes = world.nodes_of(stream.agent) if stream is not None else 1
         self._free_s = max(self._free_s, world.clock.now) + nodes * world.latencies.message_s
         world.clock.at(self._free_s, do, *args)
 
-    def receive(self, stream: Connection, message: Any) -> None:
+    def receive(self, stream, message):
         """A message from an agent."""
         self._in_turn(stream, super().receive, stream, message)
 
-    def lost(self, stream: Connection, why: str, silent_s: float) -> None:
+    def lost(self, stream, why, silent_s):
         """A stream broke."""
         self._in_turn(stream, super().lost, stream, why, silent_s)
 
-    def do(self, command: Any) -> None:
+    def do(self, command):
         """Carry out one command."""
         if isinstance(command, (ev.SendTo, ev.Drop)):
             self._in_turn(self.streams.get(command.node_id), super().do, command)
@@ -227,7 +223,7 @@ class _Coordinator(SimCoordinator):
                 self._tell(command)
             super().do(command)
 
-    def die(self, why: str, silently: bool = False) -> None:
+    def die(self, why, silently=False):
         """The last one that has decided the end tells what the job was."""
         super().die(why, silently)
         core, now, end = self.core, self.world.clock.now, self.core.ending.end
@@ -237,7 +233,7 @@ class _Coordinator(SimCoordinator):
             report = core.ledger.build(core.budget.history, core.job.cycle, now)
             self._tell(ev.JobOver(end.code, end.reason, None, report))
 
-    def _tell(self, done: ev.JobOver) -> None:
+    def _tell(self, done):
         assert isinstance(self.world, ReplayWorld)
         self.world.code, self.world.report = done.code, self._account.complete(done).report
 
@@ -249,9 +245,9 @@ class ReplayWorld(World):
     agent_class, coordinator_class = _Agent, _Coordinator
 
     def __init__(
-        self, settings: WorldSettings, latencies: Latencies, every_s: float, fates: Iterable[tuple[float, str]],
-        ends_s: float, thin: int = 1, judged: bool = False,
-    ) -> None:  # fmt: skip
+        self, settings, latencies, every_s, fates,
+        ends_s, thin = 1, judged = False,
+    ):  # fmt: skip
         self.latencies, self.every_s, self.thin = latencies, every_s, thin
         self.code, self.report, self.left_over = -1, JobReport(), Counter(fates := [*fates])
         self.validates = judged
@@ -263,30 +259,30 @@ class ReplayWorld(World):
         self.busy_until(ends_s)
 
     @property
-    def over(self) -> bool:
+    def over(self):
         """What agents do after the last coordinator has closed the job is of no interest."""
         return (self.report.account is not None and not self.validates) or super().over
 
-    def make_training(self) -> Training:
+    def make_training(self):
         """Work without an end."""
         return _Training(self)
 
-    def nodes_of(self, agent: SimAgent) -> int:
+    def nodes_of(self, agent):
         """How many nodes a simulated one stands for: a spare for itself."""
         plan, first = agent.core.plan, agent.host.infra_rank < self.settings.min_nodes
         return self.thin if (first if plan is None else plan.active) else 1
 
-    def draw(self, agent: SimAgent, span: tuple[float, float]) -> float:
+    def draw(self, agent, span):
         """The slowest of these nodes."""
         fastest, slowest = span
         return fastest + (slowest - fastest) * self.rng.random() ** (1.0 / self.nodes_of(agent))
 
-    def _end(self) -> None:
+    def _end(self):
         self.living_agents()[-1].step(ag.Signalled(15))
 
     # --- faults: what a launcher can see of them ----------------------------------------------------------------
 
-    def _strike(self, fate: tuple[float, str]) -> None:
+    def _strike(self, fate):
         if any(c.core.ending.end is not None for c in self.coordinators):
             return
         workers = [agent.workers[0] for agent in self.living_agents() if agent.living()]
@@ -299,26 +295,26 @@ class ReplayWorld(World):
         assert isinstance(worker, _Worker)
         getattr(self, f"_{fate[1]}")(worker)
 
-    def _device(self, worker: _Worker) -> None:
+    def _device(self, worker):
         """Its rank dies of it, and the next health check finds it."""
         worker.agent.host.sick = "a device of the node has failed"
         self._error(worker)
 
-    def _error(self, worker: _Worker) -> None:
+    def _error(self, worker):
         """A rank dies; its node is as good as before."""
         self.training.stall(worker.run)
         error_s = self.latencies.error_s
         self.clock.after(error_s, worker.fails, FaultKind.EXIT, 1, error_s, "RuntimeError")
 
-    def _corruption(self, worker: _Worker) -> None:
+    def _corruption(self, worker):
         """The user's own check finds it, asks for another node, and begins with a checkpoint from before it."""
         self.training.stall(worker.run)
         self.clock.after(self.latencies.unseen_s, self._asks, worker)
 
-    def _asks(self, worker: _Worker) -> None:
+    def _asks(self, worker):
         worker.agent.step(ag.RankAsked(0, WorkloadAction.ExcludeThisNode, "the loss differs between replicas"))
 
-    def _hang(self, worker: _Worker) -> None:
+    def _hang(self, worker):
         """Nothing is heard of a rank; its node is as good as before."""
         self.training.stall(worker.run)
         worker.hung = True
@@ -327,15 +323,15 @@ class ReplayWorld(World):
         message = f"no heartbeat for {hang_s:g} s"
         self.clock.after(hang_s + look_s, worker.fails, FaultKind.HANG, -9, hang_s + look_s, message)
 
-    def _device_hang(self, worker: _Worker) -> None:
+    def _device_hang(self, worker):
         """The same, and a health check finds the device."""
         worker.agent.host.sick = "a device of the node does not answer"
         self._hang(worker)
 
-    def _node(self, worker: _Worker) -> None:
+    def _node(self, worker):
         """Silence."""
         worker.agent.vanish()
 
-    def _maintenance(self, worker: _Worker) -> None:
+    def _maintenance(self, worker):
         """The node is drained, which its agent sees."""
         worker.agent.step(ag.Sick("Slurm drains this node"))

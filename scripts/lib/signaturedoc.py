@@ -3,12 +3,10 @@
 A test compares the file with `render()`, so the document can never be behind the code.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
-from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
+from nvrx_slurm.core.attribution.signatures import SIGNATURES
 
 HEAD = """# Attribution by rules
 
@@ -102,14 +100,14 @@ one that prints the line. A line about a node that is not of the job is a quotat
 """
 
 
-def render() -> str:
+def render():
     """The whole document as Markdown."""
     advice = {signature.topic: signature.advice for signature in reversed(SIGNATURES)}
     told = "".join(f"| {topic} | {text} |\n" for topic, text in reversed(advice.items()))
     return HEAD + told + TABLE + "".join(_row(signature) + "\n" for signature in SIGNATURES)
 
 
-def _row(s: Signature) -> str:
+def _row(s):
     blame = s.blame.value + (", the node if only its ranks print it" if s.one_node else "")
     cells = [s.topic, f"`{s.name}`", s.role.value, blame, s.confidence.value, s.remedy.value]
     where = "exception" if not s.printed else "output, field" if s.is_field else "output"
@@ -118,7 +116,7 @@ def _row(s: Signature) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _code(text: str) -> str:
+def _code(text):
     return "`" + text.replace("|", "\\|").replace("`", "'") + "`"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nvrx_slurm.core.agent.events import Exit
 from nvrx_slurm.core.coordinator.events import JobOver
@@ -25,12 +23,12 @@ class _Line:
 class Story:
     """Collects what cores say and what happens to them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._lines: list[_Line] = []
         self._mark = 0
         self._open: dict[str, _Line] = {}  # by what the agents said, without its numbers
 
-    def stepped(self, now: float, process: Any, commands: Sequence[Any]) -> None:
+    def stepped(self, now, process, commands):
         """A core took a step."""
         core: Machine = process.core
         for command in commands:
@@ -43,19 +41,19 @@ class Story:
             elif isinstance(command, Say):
                 self.tell(now, "coordinator", command.text)
 
-    def tell(self, now: float, who: str, what: str) -> None:
+    def tell(self, now, who, what):
         """One line."""
         self._lines.append(_Line(now, who, what))
 
-    def mark(self) -> None:
+    def mark(self):
         """Remember this place."""
         self._mark = len(self._lines)
 
-    def tell_at_mark(self, now: float, who: str, what: str) -> None:
+    def tell_at_mark(self, now, who, what):
         """One line, at the remembered place."""
         self._lines.insert(self._mark, _Line(now, who, what))
 
-    def _agent_says(self, now: float, core: Any, what: str) -> None:
+    def _agent_says(self, now, core, what):
         key = re.sub(r"\d+", "#", what)
         line = self._open.get(key)
         if line is not None and now - line.when < _TOGETHER_S:
@@ -64,7 +62,7 @@ class Story:
         line = self._open[key] = _Line(now, core.node.host, what)
         self._lines.append(line)
 
-    def text(self) -> str:
+    def text(self):
         """The whole story."""
         lines = []
         for line in self._lines:

@@ -26,17 +26,17 @@ from sim_story import Story  # noqa: E402
 
 from tests.sim.faults import KINDS  # noqa: E402
 from tests.sim.invariants import Violation  # noqa: E402
-from tests.sim.world import Outcome, World, WorldSettings, random_settings  # noqa: E402
+from tests.sim.world import World, random_settings  # noqa: E402
 
 
-def settings_from(args: argparse.Namespace) -> WorldSettings:
+def settings_from(args):
     """The seed's own settings, with what was asked for instead."""
     given = {"faults": args.faults, "min_nodes": args.min_nodes, "max_restarts": args.max_restarts}
     settings = replace(random_settings(args.seed, args.nodes), kinds=tuple(args.kind))
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def summary(settings: WorldSettings, world: World, outcome: Outcome) -> str:
+def summary(settings, world, outcome):
     """Four lines."""
     cycles = len({cycle for _, cycle in world.training.runs})
     faults = ", ".join(f"{kind} x {n}" for kind, n in sorted(outcome.fired.items())) or "none"
@@ -49,7 +49,7 @@ def summary(settings: WorldSettings, world: World, outcome: Outcome) -> str:
     )
 
 
-def run_one(args: argparse.Namespace, seed: int) -> Counter[str]:
+def run_one(args, seed):
     """What is counted of one seed; a rule that breaks is printed."""
     nodes = args.fewest + seed % (args.nodes + 1 - args.fewest)
     world = World(replace(random_settings(seed, nodes), kinds=tuple(args.kind)))
@@ -67,13 +67,13 @@ def run_one(args: argparse.Namespace, seed: int) -> Counter[str]:
     return counts
 
 
-def _collect_seldom() -> None:
+def _collect_seldom():
     """Halves the time: each world is garbage once it is judged, and little else is."""
     gc.freeze()
     gc.set_threshold(50_000)
 
 
-def run_many(args: argparse.Namespace) -> int:
+def run_many(args):
     """Seeds from `--seed` on, with `--fewest` to `--nodes` nodes each; returns 1 when a rule breaks."""
     total: Counter[str] = Counter()
     with Pool(args.jobs, _collect_seldom) as pool:
@@ -88,7 +88,7 @@ def run_many(args: argparse.Namespace) -> int:
     return min(total["broken"], 1)
 
 
-def main() -> int:
+def main():
     """Returns 0 when all invariants hold, 1 when one breaks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=80)

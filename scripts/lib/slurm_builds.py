@@ -5,15 +5,12 @@ asks the mirror that apt already uses. The programs run on Debian 12: patchelf s
 `scripts/test` runs this file before pytest: it installs all versions, and prints a line for each that cannot be had.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,29 +26,29 @@ _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 _LIB = f"usr/lib/{sysconfig.get_config_var('MULTIARCH')}"
 
 
-def prefix(version: str) -> Path:
+def prefix(version):
     """Where a version is."""
     return _HOME / f"slurm-{version}"
 
 
-def bins(version: str) -> list[str]:
+def bins(version):
     """The folders of a version's programs, for PATH; none for "" (Debian's own Slurm)."""
     return [f"{prefix(version)}/{name}" for name in ("bin", "sbin")] if version else []
 
 
-def without_builds(path: str) -> str:
+def without_builds(path):
     """`path` (as in PATH) without the programs of any of these versions."""
     ours = {folder for version in VERSIONS for folder in bins(version)}
     return ":".join(folder for folder in path.split(":") if folder not in ours)
 
 
-def runs(version: str) -> bool:
+def runs(version):
     """Whether a version is installed, and works here."""
     program = prefix(version) / "sbin/slurmctld"
     return program.exists() and not subprocess.run([str(program), "-V"], capture_output=True, timeout=30).returncode
 
 
-def unavailable(version: str) -> str | None:
+def unavailable(version):
     """Why this version cannot be used here (one sentence), or None."""
     if not version or prefix(version).exists():
         return None
@@ -64,7 +61,7 @@ def unavailable(version: str) -> str | None:
     return None
 
 
-def install(version: str) -> None:
+def install(version):
     """Bring a version where it is not here yet; one process at a time. Raises UsageError with what is missing."""
     if reason := unavailable(version):
         raise UsageError(f"minicluster: {reason}")
@@ -83,7 +80,7 @@ def install(version: str) -> None:
             raise UsageError(f"minicluster: Slurm {version}: {error.cmd[0]} took over {_INSTALL_S:g} s.") from None
 
 
-def loader(version: str) -> list[str]:
+def loader(version):
     """What goes before a command that loads libslurm of a version: its C library is later than the system's."""
     if not version:
         return []
@@ -91,7 +88,7 @@ def loader(version: str) -> list[str]:
     return [str(next(folder.glob("ld-linux*.so*"))), "--library-path", f"{folder}:/{_LIB}"]
 
 
-def pyslurm(version: str) -> Path | None:
+def pyslurm(version):
     """The wheel that NVRX_PYSLURM names, if it is for this version. It builds against the same version only, and PyPI
     has none for a Slurm of Debian's yet."""
     wheel = Path(os.environ.get("NVRX_PYSLURM", ""))
@@ -99,13 +96,13 @@ def pyslurm(version: str) -> Path | None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _alone():
     with open(_HOME / ".slurm-install.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _run(*argv: object) -> str:
+def _run(*argv):
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     command = [str(word) for word in argv]
     return subprocess.run(
@@ -113,7 +110,7 @@ def _run(*argv: object) -> str:
     ).stdout
 
 
-def _mirror() -> str:
+def _mirror():
     """The mirror of Debian that apt uses."""
     for mirror in _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Identifier: Packages").splitlines():
         if mirror.rstrip("/").endswith("/debian"):
@@ -121,7 +118,7 @@ def _mirror() -> str:
     raise UsageError("minicluster: apt's sources have no mirror of Debian.")
 
 
-def _unpack(version: str, folder: Path) -> Path:
+def _unpack(version, folder):
     """The files of a version, which work once they are at `prefix`; nothing of the system changes but for patchelf."""
     if shutil.which("patchelf") is None:
         _run("apt-get", "-qq", "-y", "-oDpkg::Lock::Timeout=300", "install", "patchelf")
@@ -147,7 +144,7 @@ def _unpack(version: str, folder: Path) -> Path:
     return root
 
 
-def _mend(root: Path, home: Path) -> None:
+def _mend(root, home):
     """Have what is below `root`, and will be at `home`, use its own loader and libraries, under its own names."""
     loader = next((root / _LIB).glob("ld-linux*.so*"))
     way = ["--force-rpath", "--set-rpath", f"{home}/{_LIB}:{home}/{_LIB}/slurm-wlm"]
@@ -171,7 +168,7 @@ def _mend(root: Path, home: Path) -> None:
         (root / name).symlink_to(to)
 
 
-def _is_elf(file: Path) -> bool:
+def _is_elf(file):
     if file.is_symlink() or not file.is_file():
         return False
     with file.open("rb") as opened:

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,20 +67,20 @@ class Soak:
     began_s: float = field(default_factory=time.monotonic)
     collector: socket.socket = field(init=False)  # accepts, and never answers
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.cluster = MiniCluster(self.root / "c", NODES, die_with_owner=True)
         self.collector = socket.create_server(("127.0.0.1", 0), backlog=1000)
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         """One line with the time."""
         print(f"{time.monotonic() - self.began_s:8.1f} s  {text}", flush=True)
 
-    def find(self, what: str) -> None:
+    def find(self, what):
         """Something is wrong."""
         self.findings.append(what)
         self.say(f"FINDING  {what}")
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds):
         """Jobs until the time is over, or something is found."""
         self.cluster.up()
         until_s = time.monotonic() + seconds
@@ -95,7 +95,7 @@ class Soak:
 class Job:
     """One job of the soak."""
 
-    def __init__(self, soak: Soak, place: Path) -> None:
+    def __init__(self, soak, place):
         self.soak, self.place, self.rng = soak, place, soak.rng
         place.mkdir()
         self.pids: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Job:
         self.raised = False  # an exception was the last fault of a rank
         self.id = 0
 
-    def run(self, until_s: float) -> None:
+    def run(self, until_s):
         """Submit, strike until the time is over, end, judge."""
         nvrx_run = Path(sys.executable).with_name("nvrx-run")
         words = [str(nvrx_run), *_FLAGS, f"--log-dir={self.place}/logs",
@@ -141,7 +141,7 @@ class Job:
 
     # --- what is seen -------------------------------------------------------------------------------------------
 
-    def progress(self) -> dict[int, tuple[int, int, int]]:
+    def progress(self):
         """Rank -> steps in this life, pid, cycle."""
         found = {}
         for rank in range(_WORLD):
@@ -152,7 +152,7 @@ class Job:
             found[rank] = steps, pid, cycle
         return found
 
-    def _await_training(self, after: str) -> None:
+    def _await_training(self, after):
         deadline_s = time.monotonic() + _RECOVERY_S
         before = self.progress()
         while time.monotonic() < deadline_s:
@@ -166,7 +166,7 @@ class Job:
             time.sleep(0.1)
         self.soak.find(f"after {after} the ranks do not all train within {_RECOVERY_S:g} s: {self.progress()}")
 
-    def processes(self, role: str) -> list[init.Process]:
+    def processes(self, role):
         """Of this job, oldest first."""
         found = []
         for one in self.soak.cluster.scan():
@@ -179,7 +179,7 @@ class Job:
                 found.append(one)
         return sorted(found, key=lambda one: one.pid)
 
-    def _node(self, pid: int) -> str:
+    def _node(self, pid):
         """The node of a process of the step; "" for the front in the batch script."""
         try:
             words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -188,7 +188,7 @@ class Job:
         names = [word.partition(b"=")[2].decode() for word in words if word.startswith(b"SLURMD_NODENAME=")]
         return names[0] if names and any(word.startswith(b"SLURM_PROCID=") for word in words) else ""
 
-    def _measure(self) -> None:
+    def _measure(self):
         for one in self.processes("agent"):
             try:
                 pages = int(Path(f"/proc/{one.pid}/statm").read_text().split()[1])
@@ -198,7 +198,7 @@ class Job:
             self.usage.setdefault(one.pid, []).append((pages * 4096 / 1e6, files))
         self.processes_seen.append(len(self.soak.cluster.scan()))
 
-    def _read_metrics(self) -> None:
+    def _read_metrics(self):
         """No counter of the metrics file goes back, also after a takeover."""
         try:
             lines = (self.place / "metrics.prom").read_text().splitlines()
@@ -214,7 +214,7 @@ class Job:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def _end(self):
         cluster = self.soak.cluster
         cluster.wait_job(self.id, _RECOVERY_S, until="COMPLETING")
         if self.lost:
@@ -226,17 +226,17 @@ class Job:
         if end.exit_code or end.signal:
             self.soak.find(f"job {self.id} ended {end.state} with {end.exit_code}:{end.signal}")
 
-    def _judge(self) -> None:
+    def _judge(self):
         runs = [*self.place.glob("logs/*/r0")]
         findings = [*self._twice(), *self._account(runs[0]), *self._lines(runs[0]), *self._growth()]
         for what in findings:
             self.soak.find(f"job {self.id}: {what}")
         self.soak.say(f"job {self.id} is judged: {len(findings)} findings, {self.restarts} faults of ranks or nodes")
 
-    def _twice(self) -> Iterator[str]:
+    def _twice(self):
         yield from (path.read_text() for path in self.place.glob("twice.*"))
 
-    def _account(self, run: Path) -> Iterator[str]:
+    def _account(self, run):
         try:
             result: dict[str, Any] = json.loads((run / "result.json").read_text())
         except (OSError, ValueError) as error:
@@ -250,7 +250,7 @@ class Job:
         if len(result["restarts"]) < self.restarts:
             yield f"{self.restarts} faults of ranks and nodes, but {len(result['restarts'])} restarts are told"
 
-    def _lines(self, run: Path) -> Iterator[str]:
+    def _lines(self, run):
         """Each line of each rank is once in the merged file, in order; of a lost node the first ones are."""
         for cycle in sorted(run.glob("cycle_*")):
             path = self.place / f"train_cycle{cycle.name.partition('_')[2]}.log"
@@ -267,11 +267,11 @@ class Job:
                 if came != wrote[: len(came)] or (len(came) < len(wrote) - 1 and not self._may_lack(path)):
                     yield f"{path.relative_to(run)}: wrote {len(wrote)} lines, {len(came)} are in the merged file"
 
-    def _may_lack(self, path: Path) -> bool:
+    def _may_lack(self, path):
         """Whether its node was lost: nobody is left to send the last lines."""
         return any(path.parent.name.endswith(f"_{node}") for node in self.hurt)
 
-    def _growth(self) -> Iterator[str]:
+    def _growth(self):
         """An agent that holds more after each of its last faults than after its third, fourth and fifth."""
         for pid, seen in self.usage.items():
             if len(seen) < 8:
@@ -288,7 +288,7 @@ class Job:
             yield "no counter was read from the metrics file"
 
 
-def _kinds_of_files(fds: Path) -> Iterator[str]:
+def _kinds_of_files(fds):
     for fd in fds.iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             yield re.sub(r"\d+", "#", os.readlink(fd))
@@ -297,8 +297,8 @@ def _kinds_of_files(fds: Path) -> Iterator[str]:
 # --- faults: each returns what it did, or None where it cannot happen now ---------------------------------------------
 
 
-def _signal_rank(signum: signal.Signals) -> Callable[[Job], str | None]:
-    def strike(job: Job) -> str | None:
+def _signal_rank(signum):
+    def strike(job):
         rank = job.rng.randrange(_WORLD)
         target = init.process(job.pids[rank])
         if target is None or not init.signal_process(target, signum):
@@ -309,7 +309,7 @@ def _signal_rank(signum: signal.Signals) -> Callable[[Job], str | None]:
     return strike
 
 
-def _raise(job: Job) -> str | None:
+def _raise(job):
     if job.raised:  # the same failure at the same step on several nodes would end the job, as it should
         return None
     job.raised = True
@@ -319,10 +319,8 @@ def _raise(job: Job) -> str | None:
     return f"rank {rank} raises"
 
 
-def _signal_role(
-    role: str, signum: signal.Signals, lasts_s: float = 0.0, least_s: float = _YOUNG_S
-) -> Callable[[Job], str | None]:
-    def strike(job: Job) -> str | None:
+def _signal_role(role, signum, lasts_s=0.0, least_s=_YOUNG_S):
+    def strike(job):
         found = job.processes(role)
         if signum == signal.SIGKILL:
             found = [one for one in found if time.monotonic() - one.start / os.sysconf("SC_CLK_TCK") >= least_s]
@@ -339,7 +337,7 @@ def _signal_role(
     return strike
 
 
-def _lose(job: Job, choose: Callable[[list[str]], str]) -> str | None:
+def _lose(job, choose):
     nodes = sorted({node for one in job.processes("agent") if (node := job._node(one.pid))})
     if job.lost or len(nodes) < NODES:
         return None
@@ -364,7 +362,7 @@ FAULTS: dict[str, Callable[[Job], str | None]] = {
 }
 
 
-def main() -> int:
+def main():
     """Returns 1 at a finding."""
     parser = argparse.ArgumentParser(prog="scripts/dev/soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip

@@ -16,7 +16,7 @@ _SAVE_EVERY = 40
 _STEP_S = 0.025
 
 
-def main() -> None:
+def main():
     """Steps until somebody says stop."""
     place, rank = Path(sys.argv[1]), os.environ["RANK"]
     lock = open(place / f"lock.{rank}", "w")  # noqa: SIM115 - for as long as this process lives
@@ -46,7 +46,7 @@ def main() -> None:
     client.shutdown_workload_monitoring()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path, text):
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_text(text)
     new.replace(path)

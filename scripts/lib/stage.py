@@ -15,9 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 import minicluster_init as init
 from minicluster import MiniCluster, MiniClusterError
@@ -30,50 +29,23 @@ _MAX_RESTARTS = 10
 _SUBMIT_S = 30.0
 
 
-class Stage(Protocol):
-    """One place to run jobs in, one after the other."""
-
-    title: str  # one line
-
-    def open(self) -> None:
-        """Bring it up."""
-
-    def start(self, directory: Path, script: Sequence[str]) -> str:
-        """Start one job with its files in `directory` (the log tree is `directory`/logs); returns what was started.
-
-        script: the training script and its arguments.
-        """
-
-    def ended(self) -> bool:
-        """Whether the job is over, for better or worse."""
-
-    def lose_node(self, infra_rank: int) -> str:
-        """Kill everything of that node at once; returns its name."""
-
-    def wait(self, timeout_s: float) -> tuple[int, str]:
-        """Wait for the job's end, have lost nodes repaired; returns the exit code and how the place tells the end."""
-
-    def close(self) -> None:
-        """Take everything down. May be called at any time, also twice."""
-
-
 @final
 class SlurmStage:
-    """A minicluster below `root`; jobs go through nvrx submit."""
+    """A minicluster below `root`; jobs go through nvrx submit, one after the other."""
 
     title = f"a Slurm cluster of {NODES} nodes on this machine"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self._cluster = MiniCluster(root, NODES, die_with_owner=True)
         self._job = 0
         self._lost: list[str] = []
 
-    def open(self) -> None:
+    def open(self):
         """Bring the cluster up."""
         self._cluster.up()
 
-    def start(self, directory: Path, script: Sequence[str]) -> str:
-        """nvrx submit."""
+    def start(self, directory, script):
+        """Start a job with its files in `directory`; returns what was started. `script`: the script and its words."""
         settings = {
             "--nodes": NODES,
             "--spares": SPARES,
@@ -90,18 +62,18 @@ class SlurmStage:
         self._job = int(out.split()[2].rstrip(":"))
         return f"nvrx {' '.join(words)}\n{out.strip()}"
 
-    def ended(self) -> bool:
+    def ended(self):
         """As Slurm says."""
         return self._cluster.job(self._job)["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING")
 
-    def lose_node(self, infra_rank: int) -> str:
+    def lose_node(self, infra_rank):
         """Kill slurmd, slurmstepds and tasks of the node."""
         name = self._cluster.settings.node_names[infra_rank]
         self._cluster.kill_node(name)
         self._lost.append(name)
         return name
 
-    def wait(self, timeout_s: float) -> tuple[int, str]:
+    def wait(self, timeout_s):
         """Slurm calls a job with a lost node "completing" until that node is back, or set to DOWN."""
         self._cluster.wait_job(self._job, timeout_s, until="COMPLETING")
         for name in self._lost:
@@ -113,8 +85,8 @@ class SlurmStage:
             code = code or 1  # a cancelled job has exit code 0
         return code, f"Slurm says {end.state}, exit code {code}"
 
-    def close(self) -> None:
-        """End the cluster; processes that were not below any of its nodes would be a defect."""
+    def close(self):
+        """End the cluster, at any time; processes that were not below any of its nodes would be a defect."""
         stray = self._cluster.down()
         if stray:
             raise MiniClusterError(f"these were not below any node of the cluster: {stray}")
@@ -126,18 +98,18 @@ class LocalStage:
 
     title = f"{NODES} nvrx-run agents on this machine, without Slurm"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self._root = root
         self._lifeline: tuple[int, int] | None = None
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}  # inits by infra rank
         self._runs = 0
 
-    def open(self) -> None:
+    def open(self):
         """Nothing to bring up but the pipe by which everything dies with us."""
         self._root.mkdir(mode=0o700, exist_ok=True)
         self._lifeline = os.pipe()
 
-    def start(self, directory: Path, script: Sequence[str]) -> str:
+    def start(self, directory, script):
         """Start the agents."""
         self._runs += 1
         logs = directory / "logs"
@@ -153,25 +125,25 @@ class LocalStage:
             self._start_node(infra_rank, directory, [*argv, f"--node-rank={infra_rank}", *script])
         return f"{NODES} x {' '.join(['nvrx-run', *argv[3:], '--node-rank=I', *script])}"
 
-    def ended(self) -> bool:
+    def ended(self):
         """When the first agent has left."""
         return any(node.poll() is not None for node in self._nodes.values())
 
-    def lose_node(self, infra_rank: int) -> str:
+    def lose_node(self, infra_rank):
         """Kill the agent's whole tree."""
         node = self._nodes.pop(infra_rank)
         init.kill_tree(node.pid)
         node.wait(10)
         return f"node {infra_rank}"
 
-    def wait(self, timeout_s: float) -> tuple[int, str]:
+    def wait(self, timeout_s):
         """Wait for the agents; they all end with the same code."""
         deadline = time.monotonic() + timeout_s
         codes = {i: node.wait(max(0.1, deadline - time.monotonic())) for i, node in self._nodes.items()}
         self._nodes = {}
         return max(codes.values()), f"{len(codes)} agents ended with {sorted(set(codes.values()))}"
 
-    def close(self) -> None:
+    def close(self):
         """Kill what runs."""
         for node in self._nodes.values():
             node.send_signal(signal.SIGTERM)
@@ -182,7 +154,7 @@ class LocalStage:
             os.close(self._lifeline[0])
             self._lifeline = None
 
-    def _start_node(self, infra_rank: int, directory: Path, command: Sequence[str]) -> None:
+    def _start_node(self, infra_rank, directory, command):
         assert self._lifeline is not None, "open() first"
         lifeline = self._lifeline[0]
         argv = [sys.executable, "-I", "-S", init.__file__, str(lifeline), *command]
@@ -193,13 +165,13 @@ class LocalStage:
             )  # fmt: skip
 
 
-def make_stage(root: Path, want_slurm: bool) -> tuple[Stage, str | None]:
+def make_stage(root, want_slurm):
     """The best stage that this machine has, and the sentence that says why it is not a Slurm cluster (else None)."""
     why = MiniCluster.available() if want_slurm else "--no-slurm was given."
     return (LocalStage(root), why) if why else (SlurmStage(root), None)
 
 
-def running_with(text: str) -> list[init.Process]:
+def running_with(text):
     """Living processes, this one left out, that have `text` in their command line or environment."""
     found = []
     for entry in filter(str.isdecimal, os.listdir("/proc")):
@@ -212,7 +184,7 @@ def running_with(text: str) -> list[init.Process]:
     return found
 
 
-def await_end(processes: Sequence[init.Process], timeout_s: float) -> list[init.Process]:
+def await_end(processes, timeout_s):
     """Wait until these have ended; returns those that have not within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     for one in processes:
@@ -225,7 +197,7 @@ def await_end(processes: Sequence[init.Process], timeout_s: float) -> list[init.
     return [one for one in processes if init.process(one.pid) == one]
 
 
-def free_port() -> int:
+def free_port():
     """A port below those that the kernel gives away: no agent that listens on any port takes it meanwhile."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.sample(range(10_000, max(first, 12_000)), 100):

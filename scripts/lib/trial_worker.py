@@ -79,7 +79,7 @@ def wrapped(fault):
     seconds = timedelta(seconds=3)
 
     @inprocess.Wrapper(
-        abort=inprocess.plugins.abort.AbortTorchDistributed(),
+        abort=inprocess.abort.AbortTorchDistributed(),
         soft_timeout=seconds,
         hard_timeout=2 * seconds,
         progress_watchdog_interval=timedelta(seconds=0.2),

@@ -4,8 +4,6 @@ The samples are the blocks of kind `console`. Each of their lines becomes the li
 in the order of the run. A test compares the page with a run, up to numbers, so a sample cannot go stale.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -14,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -24,14 +21,14 @@ SAMPLE = re.compile(r"^(```console\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 STEPS = ((0, r"\[rank 0\] step 120 ", signal.SIGKILL), (1, r"\[rank 0\] step 240 ", signal.SIGSTOP))
 
 
-def plain(text: str) -> str:
+def plain(text):
     """`text` without what differs from run to run: numbers, times, sums, which of two silent ranks is noticed first."""
     text = re.sub(r"rank \d+ was the first to be seen: |\d+ min (?=\d+ s\b)", "", text)
     text = re.sub(r"\d+ min\b", "60 s", text)  # a run of exactly one minute
     return re.sub(r"0x[0-9a-f.]+p[-+]\d+|[0-9a-f]{16}\.\.\.|\d+([:.]\d+)*", "N", text)
 
 
-def rank_1(launcher: int) -> int:
+def rank_1(launcher):
     """The process of rank 1: the only descendant of the launcher that has RANK=1 and is a worker."""
     todo, found = [launcher], list[int]()
     while todo:
@@ -45,7 +42,7 @@ def rank_1(launcher: int) -> int:
     return pid
 
 
-def run(page: str) -> Iterator[str]:
+def run(page):
     """The lines of the page's first nvrx-run command, while the reader's faults happen to it."""
     (command,) = re.findall(r"^```bash\n(nvrx-run (?:.*\\\n)*.*)\n```", page, re.MULTILINE)
     words = [sys.executable, "-m", "nvrx_slurm.cli.run", *shlex.split(command.replace("\\\n", " "))[1:]]
@@ -66,11 +63,11 @@ def run(page: str) -> Iterator[str]:
         raise RuntimeError(f"the tutorial ended with {launcher.returncode}; not done: {todo}")
 
 
-def render(page: str) -> str:
+def render(page):
     """The page with the samples of a run, which takes about a minute and a half."""
     lines, at = list(run(page)), 0
 
-    def sample(found: re.Match[str]) -> str:
+    def sample(found):
         nonlocal at
         chosen = []
         for old in found[2].splitlines():

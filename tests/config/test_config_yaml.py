@@ -1,7 +1,5 @@
 """The YAML file: found at any depth, checked whole, and every mistake is one sentence with file and key."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

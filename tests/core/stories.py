@@ -227,7 +227,7 @@ def peer(rank):
     return t.Peer(str(rank), f"h{rank}", f"10.0.0.{rank}", 7000)
 
 
-def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
+def _faults(rank, rest):
     """Of its first rank, unless "local=1" says otherwise. "rule=NAME": what its output says, equal for equal names.
     "node=NAME": of which node its line tells."""
     told = dict(word.split("=") for word in rest if "=" in word)

@@ -210,7 +210,7 @@ def test_every_story_of_a_coordinator_is_counted(title, lines):
     CountedStory().play(lines)
 
 
-def test_each_row_of_the_account_is_an_event_of_the_coordinator() -> None:
+def test_each_row_of_the_account_is_an_event_of_the_coordinator():
     heard = {event for _, event in Coordinator.table} | {Entered}
     assert {event for _, event in JobAccount.table} <= heard
     assert all(hasattr(JobAccount, row.do) and not row.to for row in JobAccount.table.values())

@@ -36,13 +36,13 @@ def test_a_signal_from_outside_is_left_to_slurm(code):
 
 
 @pytest.mark.parametrize("outside", Outside)
-def test_only_a_preempted_link_is_followed_by_one_of_ours(outside: Outside) -> None:
+def test_only_a_preempted_link_is_followed_by_one_of_ours(outside):
     found = decide([ChainLink(143, NOW, outside=outside)], LIMITS, NOW)
     assert found.why == outside.value
     assert found.next is (Next.CONTINUE if outside is Outside.PREEMPTED else Next.LEAVE)
 
 
-def test_a_storm_of_failures_ends_it() -> None:
+def test_a_storm_of_failures_ends_it():
     assert after(1, 96) is Next.CONTINUE
     assert after(1, 96, 1) is Next.END
     assert after(1, 138, 1, 138, 94) is Next.END
@@ -54,7 +54,7 @@ def test_warnings_and_old_failures_are_no_storm():
     assert after(1, 1, 1, apart_s=2000.0) is Next.CONTINUE
 
 
-def test_what_ended_a_job_from_outside() -> None:
+def test_what_ended_a_job_from_outside():
     assert ended_from_outside("COMPLETING", "None", False, False) is Outside.CANCELLED
     assert ended_from_outside("COMPLETING", "TimeLimit", False, False) is Outside.TIME_LIMIT
     assert ended_from_outside("PREEMPTED", "None", False, False) is Outside.PREEMPTED

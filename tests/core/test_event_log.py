@@ -55,7 +55,7 @@ def test_a_line_is_a_line_and_says_what_happened():
     assert [command["type"] for command in step["commands"]] == ["Send", "Say", "SignalWorkers"]
 
 
-def test_each_command_has_the_number_of_the_event_that_caused_it() -> None:
+def test_each_command_has_the_number_of_the_event_that_caused_it():
     core = Coordinator(coordinator_settings(min_nodes=2, max_nodes=2), 0.0)
     steps = []
     for rank in range(2):
@@ -68,7 +68,7 @@ def test_each_command_has_the_number_of_the_event_that_caused_it() -> None:
     assert [step["n"] for step in steps] == [len(first), len(first) + len(second)] == [4, core.number]
 
 
-def test_what_is_no_record_cannot_be_logged() -> None:
+def test_what_is_no_record_cannot_be_logged():
     with pytest.raises(ProtocolError, match="cannot be written as JSON"):
         to_json(object())
 

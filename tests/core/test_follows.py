@@ -1,14 +1,12 @@
 """What loses work needs a ground that is no word: certainty, repetition, exit codes or the user's wish."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
 
-from nvrx_slurm.core.attribution.follows import Course, FailedCycle, course
-from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
-from nvrx_slurm.core.attribution.verdict import JudgedCause, judge
+from nvrx_slurm.core.attribution.follows import FailedCycle, course
+from nvrx_slurm.core.attribution.signatures import SIGNATURES
+from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Confidence, FaultKind, Finding, RankFault, Remedy, RestartRecord
 
@@ -23,7 +21,7 @@ LONG_S, HERE = 900.0, 510
 CYCLE = FailedCycle(4, 8, True, False, LONG_S, HERE, 500)
 
 
-def judged(s: Signature, kind: FaultKind, code: int, past: list[RestartRecord]) -> JudgedCause:
+def judged(s, kind, code, past):
     """The verdict on a rank whose output has a line of this rule."""
     finding = Finding(s.name, s.role, s.blame, s.confidence, s.remedy, "same", "a line")
     verdict = judge([RankFault(kind, "h1", 1, 3, 1, 4711, code, "a line", "Traceback", finding=finding)], 4, past)
@@ -31,18 +29,18 @@ def judged(s: Signature, kind: FaultKind, code: int, past: list[RestartRecord]) 
     return verdict
 
 
-def keeps_work(found: Course) -> bool:
+def keeps_work(found):
     return not found.end and found.exclude is None and found.resume_before < 0
 
 
-def before(fingerprint: str, **more: object) -> RestartRecord:
+def before(fingerprint, **more):
     """A cycle that has failed at the same iteration, after the same checkpoint."""
     record = RestartRecord(0, 1.0, 1.0, "", 3, fingerprint, "h1", 1, 1, HERE, 500, ran_s=LONG_S)
     return replace(record, **more)
 
 
 @pytest.mark.parametrize("s", UNSURE, ids=[s.name for s in UNSURE])
-def test_words_that_are_not_certain_lose_no_work(s: Signature):
+def test_words_that_are_not_certain_lose_no_work(s):
     """Neither at once, nor after another failure, whatever the rule says of blame and remedy."""
     starts = (CYCLE, replace(CYCLE, first=True, lasted_s=1.0, reached=-1), replace(CYCLE, resume_before=500))
     pasts = ([], [before("other")], [before("other", elsewhere=True)] * 3)
@@ -59,9 +57,7 @@ def test_words_that_are_not_certain_lose_no_work(s: Signature):
         ([before("same", checkpoint=0, host="h2", infra_rank=2, elsewhere=True)], -1, True, -1),  # on two nodes
     ],
 )
-def test_what_comes_again_is_judged_without_its_words(
-    past: list[RestartRecord], told: int, ends: bool, resume_before: int, sure: Confidence
-):
+def test_what_comes_again_is_judged_without_its_words(past, told, ends, resume_before, sure):
     """Whatever a rule says, and how surely: the same failure at the same place has the same consequence."""
     kinds = {(s.role, s.blame, s.remedy): s for s in UNSURE if not s.one_node}
     found = set()

@@ -1,7 +1,5 @@
 """Each field of the cores has one writer: the class that declares it. Others read it, or call a method."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -20,12 +18,12 @@ CHANGES = {
 }  # fmt: skip
 
 
-def is_self(node: ast.expr) -> bool:
+def is_self(node):
     """Whether a field of this object is a field of the class that the code stands in."""
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def is_collection(value: ast.expr | None) -> bool:
+def is_collection(value):
     """Whether a field that begins with this value is a plain collection, so that its methods write the field."""
     made_by = value.func if isinstance(value, ast.Call) else value
     named = made_by.value if isinstance(made_by, ast.Subscript) else made_by
@@ -34,9 +32,9 @@ def is_collection(value: ast.expr | None) -> bool:
     )
 
 
-def declared(tree: ast.AST) -> dict[str, bool]:
+def declared(tree):
     """The fields of the classes in a module, and whether they are plain collections."""
-    found: dict[str, bool] = {}
+    found = {}
     for node in ast.walk(tree):
         for target in getattr(node, "targets", [getattr(node, "target", None)]):
             name = getattr(target, "attr", "") if is_self(getattr(target, "value", target)) else ""
@@ -50,12 +48,12 @@ def declared(tree: ast.AST) -> dict[str, bool]:
 ALL = {name for tree in TREES.values() for name, plain in declared(tree).items() if plain}
 
 
-def writes(tree: ast.AST) -> list[str]:
+def writes(tree):
     """Where a module changes a field of an object whose class is declared elsewhere."""
     own = declared(tree)
     found = []
     for node in ast.walk(tree):
-        field: ast.AST | None = node
+        field = node
         stores = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
             field = node.func.value
@@ -67,7 +65,7 @@ def writes(tree: ast.AST) -> list[str]:
     return found
 
 
-def test_each_field_is_written_by_the_class_that_declares_it() -> None:
+def test_each_field_is_written_by_the_class_that_declares_it():
     found = {str(path.relative_to(CORE)): writes(tree) for path, tree in TREES.items()}
     assert {path: fields for path, fields in found.items() if fields} == {}
 
@@ -84,5 +82,5 @@ def test_each_field_is_written_by_the_class_that_declares_it() -> None:
         ("self.running.broken.add(1)", "self.running.broken"),
     ],
 )
-def test_each_form_of_a_write_is_seen(text: str, field: str) -> None:
+def test_each_form_of_a_write_is_seen(text, field):
     assert writes(ast.parse(text)) == [field]

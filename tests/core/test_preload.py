@@ -76,13 +76,13 @@ BESIDE = {
         ("(" * 5000, 2, (), ()),
     ],
 )
-def test_what_workers_wait_for(source: str, nproc: int, first: tuple[str, ...], later: tuple[str, ...]) -> None:
+def test_what_workers_wait_for(source, nproc, first, later):
     found = preload.guess(source, nproc, lambda module: BESIDE.get(module, ""))
     assert (found.first, found.later) == (first, later)
 
 
 @pytest.mark.parametrize(("nproc", "more"), [(2, ("transformers:A,B", "accelerate")), (1, ())])
-def test_several_workers_wait_for_what_they_take_from_libraries_above_torch(nproc: int, more: tuple[str, ...]) -> None:
+def test_several_workers_wait_for_what_they_take_from_libraries_above_torch(nproc, more):
     source = "from transformers import A, B\nimport accelerate"
     assert preload.guess(source, nproc, lambda module: "").next == more
 

@@ -18,7 +18,7 @@ from waits import WAIT_S
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.report import from_json
+from nvrx_slurm.health.outcome import from_json
 from nvrx_slurm.health.runner import examine
 
 CHECKS = registry.built_in()

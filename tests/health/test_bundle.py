@@ -1,10 +1,7 @@
 """The hooks and all that they need in one file: installed, run and trusted without anything but Python."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hooks_harness import DRAIN, SLACK_S, as_root, made
@@ -19,18 +16,18 @@ MAX_BYTES = 2 * 2**20
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
+def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("bundle") / "nvrx.pyz"
     assert bundle.write(str(path)) <= MAX_BYTES
     return path
 
 
-def nvrx(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def nvrx(file, *words):
     """`nvrx` of the bundle, with an empty environment and no site-packages."""
     return subprocess.run([BARE, "-I", "-S", file, *words], env={}, cwd="/", capture_output=True, text=True, timeout=60)
 
 
-def test_a_hook_of_the_bundle_drains_a_node_within_its_budget(file: Path, tmp_path: Path, monkeypatch):
+def test_a_hook_of_the_bundle_drains_a_node_within_its_budget(file, tmp_path, monkeypatch):
     hooks = made(tmp_path, monkeypatch)
     told = nvrx(file, "health", "install", str(tmp_path / "hooks"))
     assert told.returncode == 0, told.stderr
@@ -51,7 +48,7 @@ def test_a_hook_of_the_bundle_drains_a_node_within_its_budget(file: Path, tmp_pa
     assert trust.Finder(set()).find_spec("yaml", [str(file)])
 
 
-def test_the_commands_of_a_bundle_need_nothing_else(file: Path):
+def test_the_commands_of_a_bundle_need_nothing_else(file):
     refused = nvrx(file, "health", "install", "/dev/null/hooks")
     assert refused.returncode == 2 and "/dev/null/hooks/prolog cannot be written" in refused.stderr
     assert nvrx(file, "health", "run", "--only", "memory-size").returncode == 0

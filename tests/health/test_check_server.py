@@ -13,7 +13,7 @@ from standin import StandIn
 from waits import WAIT_S
 
 from nvrx_slurm.child import descendants
-from nvrx_slurm.health import report
+from nvrx_slurm.health import outcome
 
 pytestmark = pytest.mark.process
 
@@ -39,13 +39,13 @@ class CheckServer:
 
     def plain(self):
         """The next line. Fails without one within a bound."""
-        assert select.select([self.process.stdout], [], [], WAIT_S)[0], "nothing was said"
-        return dict(json.loads(self.process.stdout.readline().decode().partition(report.ANSWER)[2]))
+        assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
+        return dict(json.loads(self.process.stdout.readline().decode().partition(outcome.ANSWER)[2]))
 
     def line(self):
         """(whether it was asked, report) of the next line."""
         found = self.plain()
-        return found["asked"], report.from_json(json.dumps(found))
+        return found["asked"], outcome.from_json(json.dumps(found))
 
     def ask(self):
         self.say("check\n")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health.check import CheckFinding, Verdict
-from nvrx_slurm.health.report import Report, from_json
+from nvrx_slurm.health.outcome import Report, from_json
 
 pytestmark = pytest.mark.process
 

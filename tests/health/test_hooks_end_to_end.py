@@ -45,7 +45,7 @@ def test_each_hook_drains_a_broken_node(hooks, hook, code, asked):
 def test_people_without_a_terminal_see_what_happens(hooks):
     """As root by ssh; but not a daemon of Slurm, whose pipe a blocked process would hold open."""
 
-    def said(*around: str) -> str:
+    def said(*around):
         words = [*around, str(hooks.root / "hooks/prolog")]
         done = subprocess.run(words, env={}, capture_output=True, text=True, timeout=LONG_S, check=False)
         assert done.stdout == ""

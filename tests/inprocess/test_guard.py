@@ -11,10 +11,10 @@ from ranks_harness import Script
 from waits import WAIT_S
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess.guard import page, store_link
+from nvrx_slurm.inprocess.guard import call_page, store_link
+from nvrx_slurm.inprocess.guard.call_page import AUTO, MANUAL, WAITING, WATCHED, CallPage
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
 from nvrx_slurm.inprocess.guard.monitor_thread import JobResult, MonitorThread
-from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, CallPage
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
 from nvrx_slurm.inprocess.store.stores import StoreView
 
@@ -93,8 +93,8 @@ def test_deadlines(seen, action, again_s):
 
 def test_a_counter_that_stands_still(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
-    stall = page.Stall(1.0)
+    monkeypatch.setattr(call_page.time, "monotonic", lambda: now[0])
+    stall = call_page.Stall(1.0)
     assert [stall.seconds(7) for now[0] in (1000.0, 1001.0, 1003.5)] == [0.0, 1.0, 3.5]
     assert [stall.seconds(8) for now[0] in (1004.0, 1005.0)] == [0.0, 1.0]
     assert [stall.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was suspended"
@@ -110,7 +110,7 @@ def test_the_watchdog_survives_a_check_that_fails():
             twice.set()
         raise OSError("no process can be made")
 
-    watchdog = page.ProgressWatchdog(shared, 0.01, (check,))
+    watchdog = call_page.ProgressWatchdog(shared, 0.01, (check,))
     shared.words[WAITING] = 1
     watchdog.start()
     try:

@@ -15,7 +15,7 @@ import pytest
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
-from nvrx_slurm.inprocess.guard.page import CallPage
+from nvrx_slurm.inprocess.guard.call_page import CallPage
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
 pytestmark = pytest.mark.process

@@ -60,7 +60,7 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig):
         ("model-7.pt", (r"--ft-checkpoint-pattern=m(\d+)\.pt",), "--ft-checkpoint-pattern"),
     ],
 )
-def test_a_name_without_an_iteration_is_said_once(rig, name, flags: tuple[str, ...], said):
+def test_a_name_without_an_iteration_is_said_once(rig, name, flags, said):
     saves = rig.dir / "saves"
     one = rig.run(
         rig.script(UP + f"path = {str(saves)!r}\nos.makedirs(path, exist_ok=True)\nopen(path + '/{name}', 'w')\n"

@@ -15,7 +15,7 @@ from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import report
+from nvrx_slurm.health import outcome
 from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Reclaim, preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 
 SPEC = PreflightSpec(("--when=preflight", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 WAITS = Reclaim(1000.0, 512.0, 0.01)
-GOOD = report.ANSWER + '{"node": "n", "when": "preflight", "findings": [], "notes": [], "seconds": 0, "asked": true}'
+GOOD = outcome.ANSWER + '{"node": "n", "when": "preflight", "findings": [], "notes": [], "seconds": 0, "asked": true}'
 FINDING = '"findings": [{"check": "lustre", "verdict": "%s", "text": "%s", "seconds": 0, "action": "%s"}]'
 BAD = GOOD.replace('"findings": []', FINDING % ("fail", "gone", "drain"))
 SAYS = f"import sys\nfor line in sys.stdin: print({GOOD!r}, flush=True)\n"

@@ -1,7 +1,5 @@
 """--nvrx-compat: NVRx's names in workers, however they are started; and the modules that NVRx's users import."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from importlib.util import find_spec
@@ -109,7 +107,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["plain", "editable"])
-def test_modules_that_are_not_ours_come_from_an_installed_nvrx(tmp_path: Path, how: str):
+def test_modules_that_are_not_ours_come_from_an_installed_nvrx(tmp_path, how):
     pytest.importorskip("torch")
     for name, text in INSTALLED.items():
         path = tmp_path / "site" / "nvidia_resiliency_ext" / name
@@ -145,7 +143,7 @@ import nvidia_resiliency_ext.attribution.trace_analyzer
 
 
 @pytest.mark.fast
-def test_the_command_of_the_page_changes_each_form_of_import(tmp_path: Path):
+def test_the_command_of_the_page_changes_each_form_of_import(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "how-to" / "migrate-from-nvrx.md"
     (tmp_path / "train.py").write_text(IMPORTS + LEFT)
     command = page.read_text().split("```bash\n")[1].partition("grep")[0]

@@ -18,12 +18,12 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.status import JobLabels
 from nvrx_slurm.node.output import writer
 from nvrx_slurm.node.output.writer import Writer
-from nvrx_slurm.node.publish import metrics, status
+from nvrx_slurm.node.publish import collectors, status_file
 from nvrx_slurm.node.publish.announce import Announcer, Comment
+from nvrx_slurm.node.publish.collectors import MetricsFile, MetricsPush
 from nvrx_slurm.node.publish.listeners import listeners
-from nvrx_slurm.node.publish.metrics import MetricsFile, MetricsPush
 from nvrx_slurm.node.publish.publisher import Publisher
-from nvrx_slurm.node.publish.status import StatusFile
+from nvrx_slurm.node.publish.status_file import StatusFile
 
 pytestmark = pytest.mark.process
 
@@ -108,8 +108,8 @@ def costs(make, came, is_bounded):
 
 
 def test_a_status_file_that_hangs(hanging, tmp_path, monkeypatch):
-    monkeypatch.setattr(status, "write_atomic", hanging)
-    monkeypatch.setattr(status, "HANGS_S", 0.1)
+    monkeypatch.setattr(status_file, "write_atomic", hanging)
+    monkeypatch.setattr(status_file, "HANGS_S", 0.1)
     costs(lambda: StatusFile(tmp_path / "status.json"), lambda: hanging.came.wait(WAIT_S), 0.1)
 
 
@@ -120,13 +120,13 @@ def test_a_status_file_that_is_a_pipe_without_a_reader(tmp_path):
 
 
 def test_a_metrics_file_that_hangs(hanging, tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "write_atomic", hanging)
-    costs(lambda: MetricsFile(str(tmp_path / "m"), say), lambda: hanging.came.wait(WAIT_S), metrics._END_S)
+    monkeypatch.setattr(collectors, "write_atomic", hanging)
+    costs(lambda: MetricsFile(str(tmp_path / "m"), say), lambda: hanging.came.wait(WAIT_S), collectors._END_S)
 
 
 def test_a_collector_that_never_answers(silent):
     url, came = silent
-    costs(lambda: MetricsPush(OtlpTarget(url, every_s=0.0), say), lambda: came() == b"POST ", metrics._END_S)
+    costs(lambda: MetricsPush(OtlpTarget(url, every_s=0.0), say), lambda: came() == b"POST ", collectors._END_S)
 
 
 def test_slurm_that_hangs(hanging, monkeypatch):

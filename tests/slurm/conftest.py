@@ -1,11 +1,8 @@
 """Fixtures of the tests on a real Slurm."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +14,9 @@ LATER = [pytest.param(version, marks=pytest.mark.matrix) for version in slurm_bu
 
 
 @pytest.fixture(scope="module", params=["", *LATER], ids=lambda version: version or "22.05")
-def slurm_version(request, needs_slurm: None) -> str:
+def slurm_version(request, needs_slurm):
     """The tests of a module that use it run on each version that is here: for MiniCluster(..., slurm=slurm_version)."""
-    version: str = request.param
+    version = request.param
     if reason := MiniCluster.available(version):
         pytest.skip(reason)
     return version
@@ -30,7 +27,7 @@ def slurm_version(request, needs_slurm: None) -> str:
     params=["", pytest.param("26.05", marks=pytest.mark.matrix)],
     ids=lambda version: version or "22.05",
 )
-def varied_cluster(request, needs_slurm: None) -> Iterator[MiniCluster]:
+def varied_cluster(request, needs_slurm):
     """One that is as unlike the plain one as can be. Of four nodes with GPUs; CPUs are as many as this machine has, at
     most 2, since tasks are bound to them."""
     if reason := MiniCluster.available(request.param):
@@ -45,7 +42,7 @@ def varied_cluster(request, needs_slurm: None) -> Iterator[MiniCluster]:
 
 
 @pytest.fixture
-def varied(varied_cluster: MiniCluster) -> Iterator[Jobs]:
+def varied(varied_cluster):
     """As `jobs`, on the varied cluster."""
     varied_cluster.reset()
     made = Jobs(varied_cluster)
@@ -54,7 +51,7 @@ def varied(varied_cluster: MiniCluster) -> Iterator[Jobs]:
 
 
 @pytest.fixture
-def jobs(minicluster: MiniCluster) -> Iterator[Jobs]:
+def jobs(minicluster):
     """Makes jobs on the cluster of four idle nodes; afterwards nothing of them may be left."""
     made = Jobs(minicluster)
     yield made

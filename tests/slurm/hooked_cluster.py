@@ -1,12 +1,9 @@
 """A cluster whose nodes run all our hooks, with checks of the site that a test breaks and mends."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from nvrx_job import start_again, wait_in
 from waits import WAIT_S
 
 from nvrx_slurm.slurm.api import text
-from nvrx_slurm.slurm.api.facts import NodeFacts
 
 REPO = Path(__file__).resolve().parents[2]
 # Of the site: fails on the nodes for which there is a file FLAG-NODE.
@@ -28,7 +24,7 @@ if [ -e {root}/$1-$SLURMD_NODENAME ]; then echo "the $1 is broken"; exit 1; fi
 
 
 @contextmanager
-def running(slurm: str = "", prolog_only: bool = False) -> Iterator[HookedCluster]:
+def running(slurm="", prolog_only=False):
     """Such a cluster of this version, up; nothing of it is left afterwards."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cluster = HookedCluster(root, slurm, prolog_only)
@@ -45,7 +41,7 @@ class HookedCluster:
     """Three nodes with all our hooks; `break_`ing a check `fan` is noticed by prolog and epilog, `disk` by the
     periodic hook."""
 
-    def __init__(self, root: Path, slurm: str, prolog_only: bool) -> None:
+    def __init__(self, root, slurm, prolog_only):
         self.root = root
         self.facts = root / "facts"
         self.facts.mkdir()
@@ -64,7 +60,7 @@ class HookedCluster:
         extra += () if prolog_only else others
         self.slurm = MiniCluster(root / "mc", nodes=3, kill_wait_s=5, die_with_owner=True, extra=extra, slurm=slurm)
 
-    def _install(self, slurm: str) -> None:
+    def _install(self, slurm):
         root = self.root
         shutil.copytree(REPO / "prolog", root / "hooks")
         hook = root / "hooks" / "healthcheck"  # it is idle until a test makes this file: a round costs a second
@@ -87,38 +83,38 @@ class HookedCluster:
             + "".join(f"SCONTROL={folder}/scontrol\n" for folder in slurm_builds.bins(slurm)[:1])
         )
 
-    def break_(self, what: str, node: str) -> None:
+    def break_(self, what, node):
         (self.facts / f"{what}-{node}").touch()
 
-    def mend(self) -> None:
+    def mend(self):
         for file in self.facts.iterdir():
             file.unlink()
 
-    def note(self, node: str) -> NodeFacts:
+    def note(self, node):
         return text.nodes(self.slurm.run("scontrol", "show", "node", node, "-o"))[node]
 
-    def log(self) -> list[str]:
+    def log(self):
         file = self.root / "log"
         return file.read_text().splitlines() if file.exists() else []
 
-    def wait_log(self, words: str, after: int = 0) -> str:
+    def wait_log(self, words, after=0):
         """Wait until a hook logs a line with `words`, after `after` lines; returns it."""
 
-        def found() -> list[str]:
+        def found():
             return [line for line in self.log()[after:] if words in line]
 
         came = wait_in(self.root, lambda: bool(found()), WAIT_S)
         assert came, f"never logged: {words!r}, but\n" + "\n".join(line for line in self.log() if " job " in line)
         return found()[0]
 
-    def wait_rounds(self, *nodes: str) -> None:
+    def wait_rounds(self, *nodes):
         """Wait until the periodic hook has begun and ended on these nodes from now on."""
         for _ in range(2):
             after = len(self.log())
             for node in nodes:
                 self.wait_log(f"nvrx-periodic: {node}: pass", after)
 
-    def assert_prolog_drains(self, node: str) -> None:
+    def assert_prolog_drains(self, node):
         """A job that would run on `node`, whose fan is broken, drains it and runs on another one."""
         self.break_("fan", node)
         job = self.slurm.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")

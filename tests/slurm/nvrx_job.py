@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import minicluster_init as init
-from minicluster import JobEnd, MiniCluster, until
+from minicluster import MiniCluster, until
 from stage import await_end, running_with
 from waits import WAIT_S
 
@@ -50,7 +48,7 @@ if CYCLE == 0:
 """  # fmt: skip
 
 
-def wait_in(directory: Path, done: Callable[[], bool], wait_s: float) -> bool:
+def wait_in(directory, done, wait_s):
     """Wait for something in a directory, by inotify; whether it came in time."""
     deadline = time.monotonic() + wait_s
     changes = Inotify()
@@ -64,7 +62,7 @@ def wait_in(directory: Path, done: Callable[[], bool], wait_s: float) -> bool:
         changes.close()
 
 
-def start_again(cluster: MiniCluster, job_id: int) -> None:
+def start_again(cluster, job_id):
     """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
 
     A start in the second of the requeue may be refused ("Job credential revoked"), and Slurm may set its time later.
@@ -95,7 +93,7 @@ class Job:
     directory: Path
     job_id: int = 0
 
-    def marks(self, what: str, cycle: int | None = None) -> list[Mark]:
+    def marks(self, what, cycle=None):
         """Lines `what` so far, in rank order (a torn last line is left out)."""
         try:
             lines = (self.directory / "marks").read_text().rpartition("\n")[0].splitlines()
@@ -105,19 +103,19 @@ class Job:
         wanted = [m for m in found if m.what == what and cycle in (None, m.cycle)]
         return sorted(wanted, key=lambda m: (m.cycle, m.rank))
 
-    def wait_marks(self, what: str, count: int, cycle: int | None = None) -> list[Mark]:
+    def wait_marks(self, what, count, cycle=None):
         """Wait until `count` ranks have said `what`."""
         self.wait_for(lambda: len(self.marks(what, cycle)) >= count, f"{count} x {what!r} of cycle {cycle}")
         return self.marks(what, cycle)
 
-    def wait_for(self, done: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+    def wait_for(self, done, what, wait_s=WAIT_S):
         """Wait for something in the job's directory, by inotify."""
         if not wait_in(self.directory, done, wait_s):
             files = [*self.directory.glob("*.out"), *self.directory.rglob("agents/*.log")]
             logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in files)
             raise AssertionError(f"never came: {what}; the job said:\n{self.said()}\n{logs}")
 
-    def wait_end(self) -> JobEnd:
+    def wait_end(self):
         """Wait for the job's end, repairing nodes that were lost (Slurm calls it "completing" until then)."""
         self.cluster.wait_job(self.job_id, WAIT_S, until="COMPLETING")
         for name, state in self.cluster.status().items():
@@ -125,31 +123,31 @@ class Job:
                 self.cluster.restart_node(name)
         return self.cluster.wait_job(self.job_id, WAIT_S)
 
-    def ends(self, state: str, code: int) -> None:
+    def ends(self, state, code):
         """It ends like that."""
         end = self.wait_end()
         assert (end.state, end.exit_code) == (state, code), self.said()
 
-    def places(self, cycle: int) -> list[tuple[int, str]]:
+    def places(self, cycle):
         """(rank, node) of all workers of a cycle."""
         return [(mark.rank, mark.node) for mark in self.marks("up", cycle)]
 
     @property
-    def run_dir(self) -> Path:
+    def run_dir(self):
         """The log tree of the newest run."""
         return self.directory / "nvrx_logs" / "latest"
 
-    def said(self) -> str:
+    def said(self):
         return self.cluster.output(self.job_id)
 
-    def agent_log(self, infra_rank: int) -> str:
+    def agent_log(self, infra_rank):
         """What one agent and its workers printed."""
         return (self.run_dir / "agents" / f"agent_{infra_rank}.log").read_text()
 
-    def result(self) -> dict[str, Any]:
+    def result(self):
         return dict(json.loads((self.run_dir / "result.json").read_text()))
 
-    def assert_nothing_left(self) -> None:
+    def assert_nothing_left(self):
         """No process, and no node that Slurm would not use again."""
         steps = [one for one in self.cluster.scan() if one.name.startswith("slurmstepd")]  # of any job
         left = await_end([*running_with(f"TEST_JOB={self.directory}"), *steps], 5.0)
@@ -161,18 +159,18 @@ class Job:
 class Jobs:
     """Makes jobs; the fixture `jobs` checks at the end that nothing of them is left."""
 
-    def __init__(self, cluster: MiniCluster) -> None:
+    def __init__(self, cluster):
         self.cluster = cluster
-        self.made: list[Job] = []
+        self.made = []
 
-    def new(self, worker: str) -> Job:
+    def new(self, worker):
         """A job that is not submitted yet, with `worker` as its worker.py."""
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self.cluster.root / "jobs"))
         (directory / "worker.py").write_text(PRELUDE + worker)
         self.made.append(Job(self.cluster, directory))
         return self.made[-1]
 
-    def submit(self, worker: str, flags: str = "", nodes: int = 4, sbatch: tuple[str, ...] = (), lead: str = "") -> Job:
+    def submit(self, worker, flags="", nodes=4, sbatch=(), lead=""):
         """sbatch `exec nvrx-run FLAGS worker.py`, the shell lines `lead` before it, one task per node."""
         job = self.new(worker)
         script = f"#!/bin/bash\n{lead}\nexec nvrx-run {flags} worker.py\n"
@@ -180,14 +178,14 @@ class Jobs:
         job.job_id = self.cluster.submit(script, *shape, *self.environment(job), f"--chdir={job.directory}", *sbatch)
         return job
 
-    def environment(self, job: Job) -> tuple[str, ...]:
+    def environment(self, job):
         """For sbatch: our nvrx-run in PATH, and a mark by which all of the job's processes are known.
 
         TMPDIR: what a lost node leaves in it goes with the cluster's directory.
         """
         return (f"--export=ALL,PATH={self._path()},TEST_JOB={job.directory},TMPDIR={job.directory}",)
 
-    def srun(self, job: Job, *words: str, code: int = 0) -> str:
+    def srun(self, job, *words, code=0):
         """srun directly, without a batch script; returns its output and errors. `code`: what it must exit with."""
         argv = ["srun", f"--chdir={job.directory}", *words]
         env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | self.cluster.env()
@@ -199,15 +197,15 @@ class Jobs:
         assert done.returncode == code, done.stdout
         return done.stdout
 
-    def check(self) -> None:
+    def check(self):
         for job in self.made:
             job.assert_nothing_left()
 
-    def _path(self) -> str:
+    def _path(self):
         return f"{Path(sys.executable).parent}:{self.cluster.env()['PATH']}"
 
 
-def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Job, str]:
+def nvrx_submit(jobs, worker, *flags, code=0):
     """`nvrx submit FLAGS worker.py` as a user types it; the (first) job and what was printed."""
     job = jobs.new(worker)
     env = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"} | jobs.cluster.env()
@@ -221,7 +219,7 @@ def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Jo
     return job, done.stdout
 
 
-def kill(pid: int, signum: signal.Signals) -> None:
+def kill(pid, signum):
     """Send a signal to a living process; a fault that hits no process fails the test."""
     target = init.process(pid)
     assert target is not None and init.signal_process(target, signum), f"pid {pid} did not live to get {signum.name}"

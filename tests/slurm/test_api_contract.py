@@ -1,7 +1,5 @@
 """The same questions and changes to each backend and version of Slurm: the same answers and errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import minicluster
@@ -53,7 +50,7 @@ slurm.close()
 
 
 @pytest.fixture(scope="module")
-def cluster(slurm_version: str) -> Iterator[MiniCluster]:
+def cluster(slurm_version):
     """Three nodes of one version, for all tests here."""
     root = Path("/tmp", f"nvrx-api-{os.getpid()}-{slurm_version or 'debian'}")
     with MiniCluster(root, 3, kill_wait_s=5, die_with_owner=True, slurm=slurm_version) as running:
@@ -62,13 +59,13 @@ def cluster(slurm_version: str) -> Iterator[MiniCluster]:
 
 
 @pytest.fixture(params=["cli", "pyslurm"])
-def slurm(request, slurm_version: str, monkeypatch) -> Iterator[Slurm]:
+def slurm(request, slurm_version, monkeypatch):
     """A backend, as `connect` gives it."""
     if request.param == "pyslurm":
         wheel = slurm_builds.pyslurm(slurm_version)
         if wheel is None or f"-cp{sys.version_info.major}{sys.version_info.minor}-" not in wheel.name:
             pytest.skip(f"there is no pyslurm for Slurm {slurm_version or '22.05'} and this Python")
-    cluster: MiniCluster = request.getfixturevalue("cluster")  # not for tests that are skipped
+    cluster = request.getfixturevalue("cluster")  # not for tests that are skipped
     if request.param == "pyslurm":
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(wheels := cluster.root / "wheels")  # where other users find it, too
@@ -87,12 +84,12 @@ def slurm(request, slurm_version: str, monkeypatch) -> Iterator[Slurm]:
     found.close()
 
 
-def until(done: Callable[[], object], what: str) -> None:
+def until(done, what):
     assert minicluster.until(done, WAIT_S), what
 
 
 @pytest.fixture
-def script(tmp_path) -> Path:
+def script(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text(
         "#!/bin/sh\n#SBATCH --nodes=2 --time=10 --requeue --output=/dev/null\n"
@@ -102,7 +99,7 @@ def script(tmp_path) -> Path:
     return path
 
 
-def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path):
+def test_a_job_from_submission_to_its_end(slurm, script, tmp_path):
     job_id = slurm.submit(script, ["--begin=now+1hour", '--job-name=it\'s "a" job', "--exclude=n3"])
     job = slurm.job(job_id)
     assert (job.state, job.reason) == ("PENDING", "BeginTime")
@@ -136,7 +133,7 @@ def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path):
     assert slurm.steps(job_id) == []
 
 
-def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path):
+def test_exit_codes_and_the_end_without_a_batch_host(slurm, script):
     code, killed, lost = (script.with_name(name) for name in ("code", "killed", "lost"))
     for path, line in ((code, "exit 93"), (killed, "kill -9 $$"), (lost, "exec sleep 600")):
         path.write_text(f"#!/bin/sh\n#SBATCH --output=/dev/null\n{line}\n")
@@ -147,7 +144,7 @@ def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path)
     assert [slurm.job(one).exit_code for one in jobs] == [93, 137, 7]
 
 
-def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str):
+def test_nodes_and_the_configuration(slurm, slurm_version):
     config = slurm.config()
     assert config["KillWait"].startswith("5") and not config.get("Epilog")
     assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
@@ -162,7 +159,7 @@ def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str):
     until(lambda: slurm.nodes(["n2"])["n2"].states == {"IDLE"}, "it is in service")
 
 
-def test_what_is_not_known(slurm: Slurm):
+def test_what_is_not_known(slurm):
     for ask in (
         lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.exclude(99999, ["n1"]),
         lambda: slurm.set_comment(99999, "x"),
@@ -176,7 +173,7 @@ def test_what_is_not_known(slurm: Slurm):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
-def test_what_is_forbidden(slurm: Slurm, slurm_version: str, script: Path, cluster: MiniCluster):
+def test_what_is_forbidden(slurm, slurm_version, script, cluster):
     cluster.root.chmod(0o711)
     job_id = slurm.submit(script, ["--hold"])
     python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -195,7 +192,7 @@ def test_what_is_forbidden(slurm: Slurm, slurm_version: str, script: Path, clust
     slurm.cancel(job_id)
 
 
-def test_both_backends_answer_the_same(slurm: Slurm, script: Path):
+def test_both_backends_answer_the_same(slurm, script):
     if slurm.name == "cli":
         pytest.skip("compared where pyslurm is")
     other = Slurm()
@@ -203,7 +200,7 @@ def test_both_backends_answer_the_same(slurm: Slurm, script: Path):
     running = slurm.submit(script)
     until(lambda: len(slurm.steps(running)) == 2, "it runs")
 
-    def plain(one: Slurm) -> list[object]:
+    def plain(one):
         return [
             [dataclasses.replace(one.job(job), time_left_s=None) for job in (array, running)],
             sorted(one.steps(running), key=str),
@@ -216,7 +213,7 @@ def test_both_backends_answer_the_same(slurm: Slurm, script: Path):
         slurm.cancel(job)
 
 
-def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster):
+def test_slurmctld_that_hangs_or_is_gone(slurm, cluster):
     """It costs bounded time, is asked seldom, and answers again when it is back."""
     slurm.tools.timeout_s = 0.5
     stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
@@ -231,7 +228,7 @@ def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster):
     until(lambda: _answers(slurm), "it answers again")
 
 
-def _answers(slurm: Slurm) -> bool:
+def _answers(slurm):
     try:
         return bool(slurm.nodes())
     except NoAnswer:

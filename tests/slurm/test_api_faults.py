@@ -1,9 +1,6 @@
 """A pyslurm that dies, hangs or does not load, and a Slurm that does not answer: bounded, seldom asked, and told."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,10 +35,10 @@ class Nodes:
 
 
 @pytest.fixture
-def does(tmp_path, monkeypatch) -> Iterator[Callable[[str], Path]]:
+def does(tmp_path, monkeypatch):
     """Puts the stand-in in the place of pyslurm and tells it what to do."""
 
-    def to_do(what: str, module: str = PYSLURM) -> Path:
+    def to_do(what, module=PYSLURM):
         (tmp_path / "pyslurm").mkdir(exist_ok=True)
         (tmp_path / "pyslurm" / "__init__.py").write_text(module)
         (tmp_path / "pyslurm" / "does").write_text(what)
@@ -61,7 +58,7 @@ def does(tmp_path, monkeypatch) -> Iterator[Callable[[str], Path]]:
         ("print('x' * 70000, file=sys.stderr); sys.exit('too much')", "too much"),
     ],
 )
-def test_a_process_that_dies_or_hangs_is_started_again(does: Callable[[str], Path], monkeypatch, what: str, says: str):
+def test_a_process_that_dies_or_hangs_is_started_again(does, monkeypatch, what, says):
     monkeypatch.setattr(tools_module, "_FIRST_PAUSE_S", 0.0)
     starts = does(what)
     slurm = PySlurm(Tools(timeout_s=2.0))
@@ -78,7 +75,7 @@ def test_a_process_that_dies_or_hangs_is_started_again(does: Callable[[str], Pat
     slurm.close()
 
 
-def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Path], tmp_path):
+def test_a_pyslurm_that_was_asked_for_and_does_not_load(does, tmp_path):
     """A command ends with 2; an agent goes on."""
     does("", "raise ImportError('libslurm.so.44 is missing')")
     with pytest.raises(api.NotUsable, match=r"libslurm\.so\.44") as raised:
@@ -96,7 +93,7 @@ def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch):
     monkeypatch.setattr(tools_module.time, "monotonic", lambda: now_s[0])
     turn, asked = Turn(), list[float]()
 
-    def ask(error: type[Exception] | None = NoAnswer) -> None:
+    def ask(error=NoAnswer):
         try:
             with turn.take(1.0):
                 asked.append(now_s[0])

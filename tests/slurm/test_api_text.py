@@ -1,7 +1,5 @@
 """Answers of Slurm's tools, as several versions print them, cut off, and with texts that users choose."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -37,7 +35,7 @@ JOB = (
         ("Partition_Limit", None),
     ],
 )  # fmt: skip
-def test_durations(said: str, seconds: float | None):
+def test_durations(said, seconds):
     assert text.seconds(said) == seconds
 
 
@@ -69,13 +67,13 @@ def test_a_job():
         'it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "JobId=9 x", "a\nRestarts=9 JobState=FAILED BatchHost=n9",
     ],
 )  # fmt: skip
-def test_texts_of_users(said: str):
+def test_texts_of_users(said):
     job = text.job(JOB.format(name=said, comment=said), 7)
     assert (job.job_id, job.state, job.batch_host, job.restarts) == (7, "RUNNING", "n1", 3)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 20, 300, len(JOB) - 9])
-def test_a_cut_off_answer_is_one_sentence(cut: int):
+def test_a_cut_off_answer_is_one_sentence(cut):
     for parse in (text.nodes, text.steps, text.config):
         parse(JOB[:cut])
     with pytest.raises(SlurmError, match="JobState|JobId|ExitCode|TimeLimit") as raised:
@@ -102,6 +100,6 @@ def test_other_jobs_are_left_out():
         ("\x1b[2J\0 odd", SlurmError),
     ],
 )
-def test_errors_by_what_slurm_says(said: str, kind: type[SlurmError]):
+def test_errors_by_what_slurm_says(said, kind):
     error = text.error("scontrol", said)
     assert type(error) is kind and str(error).isprintable()

@@ -1,11 +1,8 @@
 """Checkpoints in memory on a real Slurm: one keeper on each node, a fault costs a step, nothing is left of the job."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest
-from nvrx_job import Jobs
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slurm
@@ -37,7 +34,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_killed_rank_on_one_of_two_nodes_costs_a_step(jobs: Jobs) -> None:
+def test_a_killed_rank_on_one_of_two_nodes_costs_a_step(jobs):
     job = jobs.submit(TRAINING, "--nnodes=2 --nproc-per-node=2 --max-restarts=1")
     kept = job.wait_marks("begin4", 4, cycle=1)
     assert {mark.node for mark in kept} == {"n1", "n2"}
@@ -75,7 +72,7 @@ dist.init_process_group("gloo")
 )
 
 
-def test_a_spare_goes_on_with_the_copies_of_a_node_whose_agent_was_killed(jobs: Jobs) -> None:
+def test_a_spare_goes_on_with_the_copies_of_a_node_whose_agent_was_killed(jobs):
     words = "--nnodes=2:3 --nproc-per-node=2 --max-restarts=1 --ft-checkpoint-interface=lo"
     job = jobs.submit(LOSES_AN_AGENT, words)
     job.wait_marks("kept", 1, cycle=0)

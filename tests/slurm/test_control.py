@@ -1,14 +1,10 @@
 """What nvrx-run asks Slurm, where tools are missing, fail or hang, and on a real cluster."""
 
-from __future__ import annotations
-
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from minicluster import MiniCluster
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
@@ -21,35 +17,35 @@ pytestmark = pytest.mark.fast
 
 
 @pytest.fixture
-def control() -> Control:
+def control():
     """Without the back-off after what earlier tests did."""
     return Control("cli")
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch) -> Callable[[str, str], None]:
+def tool(tmp_path, monkeypatch):
     """Puts shell scripts in the place of Slurm's tools."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def make(name: str, text: str) -> None:
+    def make(name, text):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
 
     return make
 
 
-def test_time_left_from_the_environment_needs_no_tool(control: Control):
+def test_time_left_from_the_environment_needs_no_tool(control):
     left_s = control.time_left_s(1, {"SLURM_JOB_END_TIME": f"{time.time() + 100:.0f}"})
     assert left_s is not None and 90 < left_s < 102
     assert control.time_left_s(1, {"SLURM_JOB_END_TIME": "1700000100"}) == 0.0
 
 
 @pytest.mark.parametrize(("value", "found"), [("17 sec", 17.0), ("90", 90.0), ("", 30.0), ("x", 30.0)])
-def test_kill_wait(value: str, found: float):
+def test_kill_wait(value, found):
     assert seconds({"KillWait": value}, "KillWait", 30.0) == found
 
 
-def test_without_slurm(control: Control, monkeypatch, tmp_path):
+def test_without_slurm(control, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert control.time_left_s(1, {}) is None
     assert control.kill_wait_s() == 30.0
@@ -61,7 +57,7 @@ def test_without_slurm(control: Control, monkeypatch, tmp_path):
         control.batch_host(1)
 
 
-def test_node_addr_where_the_name_does_not_resolve(control: Control, tool: Callable[[str, str], None]):
+def test_node_addr_where_the_name_does_not_resolve(control, tool):
     tool("scontrol", "echo NodeName=$3 NodeAddr=127.0.0.1 State=IDLE")
     assert control.node_address("no-such-node.invalid") == "127.0.0.1"
 
@@ -85,16 +81,14 @@ UP = NODE.format(state="ALLOCATED", address="127.0.0.1", port="{port}")
         (UNKNOWN, AWAY, BatchHost.ALIVE),
     ],
 )
-def test_batch_host(control: Control, tool: Callable[[str, str], None], job: str, node: str, found: BatchHost):
+def test_batch_host(control, tool, job, node, found):
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         node = node.replace("{port}", str(slurmd.getsockname()[1]))
         tool("scontrol", f"case $2 in job) {job};; node) {node};; *) exit 9;; esac")
         assert control.batch_host(7) is found
 
 
-def test_what_slurm_refuses_is_tried_again_and_then_cancelled(
-    control: Control, tool: Callable[[str, str], None], tmp_path
-):
+def test_what_slurm_refuses_is_tried_again_and_then_cancelled(control, tool, tmp_path):
     node = NODE.format(state="DOWN", address="127.0.0.1", port=1)
     tool("scontrol", f"case $2 in job) {JOB};; node) {node};; *) echo disabled >&2; exit 1;; esac")
     tool("scancel", f"echo $* >> {tmp_path}/cancelled")
@@ -114,7 +108,7 @@ def test_a_job_that_waits_already_is_requeued_and_not_cancelled(control, tool, t
     assert (tmp_path / "asked").exists() and not (tmp_path / "cancelled").exists()
 
 
-def test_slow_tools_are_not_asked_again_and_again(tool: Callable[[str, str], None], tmp_path):
+def test_slow_tools_are_not_asked_again_and_again(tool, tmp_path):
     tool("scontrol", f"echo asked >> {tmp_path}/asked; exec sleep 60")
     slurm = Slurm(Tools(timeout_s=2.0))
     for _ in range(5):
@@ -123,7 +117,7 @@ def test_slow_tools_are_not_asked_again_and_again(tool: Callable[[str, str], Non
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_one_call_at_a_time(tool: Callable[[str, str], None], tmp_path):
+def test_one_call_at_a_time(tool, tmp_path):
     """Two at once would find the lock directory there."""
     tool("squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|x'")
     slurm = Slurm()
@@ -132,7 +126,7 @@ def test_one_call_at_a_time(tool: Callable[[str, str], None], tmp_path):
 
 
 @pytest.mark.slurm
-def test_against_a_real_cluster(control: Control, minicluster: MiniCluster, monkeypatch):
+def test_against_a_real_cluster(control, minicluster, monkeypatch):
     for name, value in minicluster.env().items():
         monkeypatch.setenv(name, value)
     assert control.kill_wait_s() == 8.0

@@ -1,13 +1,11 @@
 """Where we are, told by variables recorded on Slurm 22.05 (four nodes, srun through sbatch) and varied."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports, detect
+from nvrx_slurm.slurm.env import array_infra_rank, coordinator_ports, detect
 
 pytestmark = pytest.mark.fast
 
@@ -26,7 +24,7 @@ STEP = {
 }  # fmt: skip
 
 
-def seen(base: dict[str, str], **changes: str | None) -> SlurmContext:
+def seen(base, **changes):
     env = {**base, **{k: v for k, v in changes.items() if v is not None}}
     found = detect({k: v for k, v in env.items() if changes.get(k, "") is not None})
     assert found is not None
@@ -51,7 +49,7 @@ INHERITED = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1", "SLURM_
         (STEP, {**ARRAY_TASK, "CROSS_SLURM_PROCID": "17"}, {"infra_rank": 17, "procid": 1}),
     ],
 )
-def test_what_the_variables_tell(base: dict[str, str], changes: dict[str, str], expected: dict[str, object]):
+def test_what_the_variables_tell(base, changes, expected):
     found = seen(base, **changes)
     assert {name: getattr(found, name) for name in expected} == expected
 
@@ -69,12 +67,12 @@ def test_infra_ranks_of_an_array():
         ("0", 0), ("4294967279", 4294967279), ("4294967280", -1), ("-6", -1), ("interactive", -1), ("", -1),
     ],
 )  # fmt: skip
-def test_special_steps_are_no_steps(text: str, step_id: int):
+def test_special_steps_are_no_steps(text, step_id):
     assert seen(STEP, SLURM_STEP_ID=text, SLURM_STEPID=text).step_id == step_id
 
 
 @pytest.mark.parametrize("text", ["2(x4)", "1(x3),2", "4"])
-def test_one_launcher_per_node(text: str):
+def test_one_launcher_per_node(text):
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         with pytest.raises(UsageError, match=re.escape(f"{name}={text}") + ".*--ntasks-per-node=1"):
             seen(STEP, **{"SLURM_STEP_TASKS_PER_NODE": None, name: text})
@@ -82,7 +80,7 @@ def test_one_launcher_per_node(text: str):
 
 
 @pytest.mark.parametrize("bad", ["x", "1.5", "١", "9" * 30])
-def test_numbers_that_are_none(bad: str):
+def test_numbers_that_are_none(bad):
     with pytest.raises(UsageError, match="SLURM_PROCID"):
         seen(STEP, SLURM_PROCID=bad)
 
@@ -93,7 +91,7 @@ def test_numbers_that_are_none(bad: str):
         ("block.node", "rack2-b01.n0x9", (2, 1, 0, 9)), ("switch.switch.node", "s0.s2.n17", ()), ("", "b1.n1", ()),
     ],
 )  # fmt: skip
-def test_topology_order(pattern: str, addr: str, order: tuple[int, ...]):
+def test_topology_order(pattern, addr, order):
     assert seen(STEP, SLURM_TOPOLOGY_ADDR_PATTERN=pattern, SLURM_TOPOLOGY_ADDR=addr).order == order
 
 

@@ -3,17 +3,14 @@
 Other tests show more of it on 22.05.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
-from hooked_cluster import HookedCluster, running
+from hooked_cluster import running
 from minicluster import until
-from nvrx_job import CLIENT, EXCLUDES_N2, Job, Jobs, kill, nvrx_submit, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, Jobs, kill, nvrx_submit, start_again
 from waits import WAIT_S
 
 pytestmark = [
@@ -40,13 +37,13 @@ client.shutdown_workload_monitoring()
 
 
 @pytest.fixture(scope="module")
-def hooked(slurm_version: str) -> Iterator[HookedCluster]:
+def hooked(slurm_version):
     with running(slurm_version, prolog_only=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
+def jobs(hooked):
     hooked.mend()
     hooked.slurm.reset()
     made = Jobs(hooked.slurm)
@@ -54,7 +51,7 @@ def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
     made.check()
 
 
-def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs):
+def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs):
     job = jobs.submit(TWO_CYCLES_STAY, TWO_AND_A_SPARE, 3)
     kill(job.wait_marks("up", 2, cycle=0)[1].pid, signal.SIGKILL)
     assert {mark.node for mark in job.wait_marks("up", 2, cycle=1)} == {"n1", "n2"}
@@ -66,7 +63,7 @@ def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs):
     assert (end.state, end.exit_code, job.result()["restarts_used"]) == (state, 0, 2), job.said()
 
 
-def test_a_requeued_job_is_the_next_life(jobs: Jobs):
+def test_a_requeued_job_is_the_next_life(jobs):
     job = jobs.submit(FIRST_LIFE_STAYS, nodes=1, sbatch=("--requeue",))
     job.wait_marks("ready", 1)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
@@ -77,7 +74,7 @@ def test_a_requeued_job_is_the_next_life(jobs: Jobs):
     assert job.run_dir.resolve() == tree / "r1"
 
 
-def test_the_time_limit_is_told_before(jobs: Jobs):
+def test_the_time_limit_is_told_before(jobs):
     """From squeue in 22.05, and from SLURM_JOB_END_TIME since."""
     job = jobs.submit(UNTIL_TOLD, "--spares=1 --ft-warn-before-end=58", 3, ("--time=1",))
     end = job.wait_end()
@@ -85,17 +82,17 @@ def test_the_time_limit_is_told_before(jobs: Jobs):
     assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 138, 138), job.said()
 
 
-def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster):
+def test_the_prolog_drains_a_broken_node(jobs, hooked):
     hooked.assert_prolog_drains("n1")
     jobs.cluster.reset()
 
 
-def told(job: Job) -> list[str]:
+def told(job):
     """The last lines of the job's own output."""
     return [line for path in job.directory.rglob("*.out") for line in path.read_text().splitlines()[-4:]]
 
 
-def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Jobs):
+def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs):
     first_life = EXCLUDES_N2.replace("CYCLE == 0", '"SLURM_RESTART_COUNT" not in os.environ')
     job, _ = nvrx_submit(jobs, first_life, "--nodes", "2", "--until-done")
     assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", WAIT_S), (job.marks("up"), told(job))

@@ -3,13 +3,11 @@
 Images and conda are stand-ins on PATH that run what follows.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
-from nvrx_job import Jobs, nvrx_submit
+from nvrx_job import nvrx_submit
 from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
@@ -45,7 +43,7 @@ USUAL = {"torchtitan", "LUMI", "NERSC, a task per GPU", "pyxis"}
 @pytest.mark.parametrize(
     "shape", [name if name in USUAL else pytest.param(name, marks=pytest.mark.matrix) for name in SHAPES]
 )
-def test_the_line_after_trains_on_all_of_the_job(varied: Jobs, shape: str):
+def test_the_line_after_trains_on_all_of_the_job(varied, shape):
     line, cluster = SHAPES[shape], varied.cluster
     job = varied.new(TRAINS)
     worker = (job.directory / "worker.py").read_text()
@@ -76,7 +74,7 @@ def test_the_page_has_sixteen_of_them():
     assert len(SHAPES) == 16 and HEADERS.keys() <= SHAPES.keys() and SHAPES.keys() >= USUAL
 
 
-def test_a_heterogeneous_job_is_told_what_it_does_not_use(varied: Jobs):
+def test_a_heterogeneous_job_is_told_what_it_does_not_use(varied):
     job = varied.new(TRAINS)
     header = "#SBATCH --nodes=2 --mem=500\n#SBATCH hetjob\n#SBATCH --nodes=1 --mem=500\n"
     script = f"#!/bin/bash\n{header}nvrx-run worker.py\n"
@@ -85,7 +83,7 @@ def test_a_heterogeneous_job_is_told_what_it_does_not_use(varied: Jobs):
     assert len(job.marks("of-2--")) == 2 and "first of its 2 components, 2 nodes" in job.said(), job.said()
 
 
-def test_what_sbatch_takes_nvrx_submit_takes(varied: Jobs):
+def test_what_sbatch_takes_nvrx_submit_takes(varied):
     flags = ("--job-name", "my run", "--gpus-per-node", "a100:2", "--log-dir", "my logs")
     job, _ = nvrx_submit(varied, TRAINS, *flags)
     assert varied.cluster.wait_job(job.job_id, WAIT_S).state == "COMPLETED"

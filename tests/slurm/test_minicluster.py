@@ -1,7 +1,5 @@
 """scripts/minicluster: a real cluster whose nodes can be lost, and nothing of it is left behind."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -15,9 +13,9 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slurm
-def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm: None):
+def test_the_script_lives_over_several_processes(cluster_root, needs_slurm):
 
-    def script(*words: str, code: int = 0) -> str:
+    def script(*words, code=0):
         argv = [str(REPO / "scripts" / "minicluster"), *words, "--dir", str(cluster_root)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, done.stderr

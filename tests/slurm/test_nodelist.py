@@ -1,7 +1,5 @@
 """Host lists: examples from scontrol(1), properties, and bad input that must name its place."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.errors import UsageError
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.fast
         ("[1-2]", ["1", "2"]), ("n[1,1]", ["n1", "n1"]), ("gpu-a.b_c[0001]", ["gpu-a.b_c0001"]),
     ],
 )  # fmt: skip
-def test_expand(text: str, hosts: list[str]):
+def test_expand(text, hosts):
     assert expand(text) == hosts
 
 
@@ -32,7 +30,7 @@ def test_expand(text: str, hosts: list[str]):
         ("n[0-65536]", "65536 names"), ("n[0-255]x[0-256]", "65536 names"), ("n[0-65535],m", "65536 names"),
     ],
 )  # fmt: skip
-def test_expand_refuses(text: str, why: str):
+def test_expand_refuses(text, why):
     with pytest.raises(UsageError, match="host list") as caught:
         expand(text)
     assert why in str(caught.value) and "\n" not in str(caught.value)
@@ -40,11 +38,11 @@ def test_expand_refuses(text: str, why: str):
 
 
 @pytest.mark.parametrize(("text", "counts"), [("1", {1}), ("2(x3),1", {1, 2}), ("1(x4)", {1}), ("3,2(x1)", {2, 3})])
-def test_counts(text: str, counts: set[int]):
+def test_counts(text, counts):
     assert different_counts(text) == counts
 
 
 @pytest.mark.parametrize("bad", ["x", "1(x)", "1,,2", "1(2)", "-1", ""])
-def test_counts_refused(bad: str):
+def test_counts_refused(bad):
     with pytest.raises(UsageError, match="count list"):
         different_counts(bad)

@@ -1,13 +1,11 @@
 """Any node of a job on a real Slurm may die: that of the coordinator and of the batch script included."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 import one_writer
 import pytest
-from nvrx_job import Job, Jobs, wait_in
+from nvrx_job import wait_in
 from waits import WAIT_S
 
 pytestmark = pytest.mark.slurm
@@ -23,13 +21,13 @@ while not os.path.exists("go"):  # the test has seen all ranks
 TWO_AND_TWO = "--spares=2 --max-restarts=4"
 
 
-def start(jobs: Jobs, flags: str, last: int, elsewhere: bool = False) -> Job:
+def start(jobs, flags, last, elsewhere=False):
     """A job that waits until cycle `last`. `elsewhere`: the batch script starts its step without its own node."""
     more = " --srun-arg=--exclude=n1 --srun-arg=--nodes=3 --srun-arg=--ntasks=3" if elsewhere else ""
     return jobs.submit(WAITS, flags + more, lead=f"export LAST={last}")
 
 
-def lose(jobs: Jobs, job: Job, victim: str, ranks: int, cycle: int) -> None:
+def lose(jobs, job, victim, ranks, cycle):
     """Kill a node that runs `cycle`, and wait until all ranks run in the next."""
     job.wait_marks("up", ranks, cycle)
     assert jobs.cluster.kill_node(victim)
@@ -37,13 +35,13 @@ def lose(jobs: Jobs, job: Job, victim: str, ranks: int, cycle: int) -> None:
     assert victim not in {mark.node for mark in again}
 
 
-def wait_said(job: Job, text: str, count: int = 1) -> None:
+def wait_said(job, text, count=1):
     """Wait until so many agents have said `text`."""
     agents = job.run_dir / "agents"
     assert wait_in(agents, lambda: sum(text in a.read_text() for a in agents.iterdir()) >= count, WAIT_S), text
 
 
-def assert_completed(job: Job, lost: set[str]) -> None:
+def assert_completed(job, lost):
     """Slurm, result.json and the last coordinator tell the same."""
     (job.directory / "go").touch()
     job.ends("COMPLETED", 0)
@@ -55,7 +53,7 @@ def assert_completed(job: Job, lost: set[str]) -> None:
 
 
 @pytest.mark.matrix
-def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs):
+def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs):
     """Before, a lost spare costs no cycle."""
     job = start(jobs, TWO_AND_TWO, last=1)
     job.wait_marks("up", 2, 0)
@@ -70,7 +68,7 @@ def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs
     assert_completed(job, {"n1"})
 
 
-def test_the_console_follows_the_coordinator(jobs: Jobs):
+def test_the_console_follows_the_coordinator(jobs):
     """The batch script's node n1 has no agent here; the coordinator is on n2."""
     job = start(jobs, "--spares=1 --max-restarts=1", last=1, elsewhere=True)
     lose(jobs, job, "n2", 2, 0)
@@ -82,7 +80,7 @@ def test_the_console_follows_the_coordinator(jobs: Jobs):
 @pytest.mark.repeats("stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed")
 @pytest.mark.parametrize("again", one_writer.REPEATS)
 @pytest.mark.parametrize(("fault", "shape"), one_writer.CASES)
-def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(jobs: Jobs, fault: str, shape: str, again: int):
+def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(jobs, fault, shape, again):
     lost = 2 if shape == "spare" else 1
     quick = "--ft-keepalive-interval=0.7 --ft-keepalive-timeout=0.7"
     job = jobs.submit(one_writer.worker(fault, shape), f"--spares=2 --max-restarts=4 {quick}")

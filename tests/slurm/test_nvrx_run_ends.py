@@ -3,14 +3,12 @@
 What a single node does by itself is in tests/node: test_signals.py, test_agent_warning.py.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from nvrx_job import CLIENT, Job, Jobs
+from nvrx_job import CLIENT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
 
@@ -39,18 +37,18 @@ while True:
 """  # fmt: skip
 
 
-def assert_143_everywhere(job: Job) -> None:
+def assert_143_everywhere(job):
     """Every agent knew the end and its code."""
     assert job.result()["code"] == 143
     for infra_rank in range(3):
         assert job.agent_log(infra_rank).count(" ends with code 143: ") == 1
 
 
-def ranks(job: Job, what: str) -> list[int]:
+def ranks(job, what):
     return [mark.rank for mark in job.marks(what)]
 
 
-def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs):
+def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs):
     job = jobs.submit(STUBBORN, TWO_AND_ONE, nodes=3)
     job.wait_marks("ready", 2)
     began = time.monotonic()
@@ -63,7 +61,7 @@ def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs):
     job.assert_nothing_left()
 
 
-def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs: Jobs):
+def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs):
     job = jobs.submit(STAYS, TWO_AND_ONE, nodes=3)
     job.wait_marks("ready", 2)
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(job.job_id))
@@ -90,14 +88,14 @@ while "waits" not in open(os.environ["TEST_JOB"] + "/marks").read():
 """
 
 
-def test_a_job_is_cancelled_though_its_workers_end_well_before_the_agent_is_signalled(jobs: Jobs):
+def test_a_job_is_cancelled_though_its_workers_end_well_before_the_agent_is_signalled(jobs):
     """Slurm signals the processes of a step one after the other; a helper makes the agent the last one."""
     job = jobs.submit(ENDS_WELL_FIRST, "", nodes=1)
     end = job.wait_end()
     assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 143, 143), job.said()
 
 
-def test_warned_and_stopped_before_the_time_limit(jobs: Jobs):
+def test_warned_and_stopped_before_the_time_limit(jobs):
     """Slurm 22.05 tells no end time in the environment: it is asked, first and before each of the two. In an image
     without its tools nvrx-run in front of the step tells it."""
     flags = f"--nproc-per-node=2 {IMAGE} --ft-warn-before-end=54 --ft-stop-before-end=47"

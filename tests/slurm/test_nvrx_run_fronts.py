@@ -1,7 +1,5 @@
 """The front in a batch script: several in one allocation, after a shrink, killed, and where users keep odd files."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,9 +9,9 @@ from pathlib import Path
 import minicluster_init as init
 import pytest
 from minicluster import until
-from nvrx_job import Jobs, kill
-from stage import running_with
+from nvrx_job import kill
 from waits import WAIT_S
+from stage import running_with
 
 from nvrx_slurm.core.words import unix_s
 
@@ -37,7 +35,7 @@ elif which == "holds" and CYCLE == 0:
 
 
 @pytest.mark.matrix
-def test_several_in_one_allocation(jobs: Jobs):
+def test_several_in_one_allocation(jobs):
     """One beside files that shadow modules, two side by side, one that is killed with its step, and one more."""
     lead = """mkfifo go begun
 mkdir odd; for m in json asyncio logging socket random; do echo 'x = 1' > odd/$m.py; done
@@ -59,18 +57,18 @@ export WHICH=ends"""
     assert runs == ["r0", "r0_2", "r0_3", "r0_4"]
 
 
-def test_an_srun_without_no_kill_is_said(jobs: Jobs):
+def test_an_srun_without_no_kill_is_said(jobs):
     lead = "srun --ntasks-per-node=1 --kill-on-bad-exit=1 nvrx-run worker.py; exit"
     job = jobs.submit("", nodes=2, lead=lead)
     assert job.wait_end().exit_code == 0, job.said()
     assert "--no-kill" in job.said()
 
 
-def pipes(pid: int) -> set[str]:
+def pipes(pid):
     return {link for fd in Path(f"/proc/{pid}/fd").iterdir() if (link := os.readlink(fd)).startswith("pipe:")}
 
 
-def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs):
+def test_a_killed_srun_costs_the_job_nothing(jobs):
     job = jobs.submit("import time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nsys.exit(7)\n", nodes=2)
     job.wait_marks("up", 2)
     parents = {one.pid: init._stat(one.pid)[1] for one in running_with(str(job.directory)) if one.name == "srun"}
@@ -90,7 +88,7 @@ def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs):
 
 
 @pytest.mark.matrix
-def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs: Jobs):
+def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs):
     lead = """WHICH=holds nvrx-run --spares=1 --max-restarts=1 worker.py; echo "first: $?"
 scontrol update nodename=n2 state=down reason=test
 export WHICH=ends"""
@@ -102,7 +100,7 @@ export WHICH=ends"""
     assert "--nodelist=n1,n3" in (job.run_dir / "srun_command").read_text()
 
 
-def test_a_step_that_slurm_does_not_start_is_given_up(jobs: Jobs):
+def test_a_step_that_slurm_does_not_start_is_given_up(jobs):
     lead = """mkfifo go begun
 srun --exact bash -c 'echo x > begun; read < go' & busy=$!
 read -n 1 < begun

@@ -1,12 +1,9 @@
 """Places of nvrx-run on a real Slurm: srun directly, several agents per node, segments, job arrays, blocks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import minicluster_init as init
 import pytest
@@ -23,7 +20,7 @@ WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
 
 
 @pytest.mark.matrix
-def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs):
+def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs):
     flags = "--nnodes=4 --nproc-per-node=1 --max-restarts=3"
     job = jobs.submit(WAITS, flags, nodes=3, sbatch=("--ntasks-per-node=2",), lead=SEVERAL)
 
@@ -47,7 +44,7 @@ def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs):
 
 
 @pytest.mark.matrix
-def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs):
+def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs):
     """n1 and n2 are one group, n3 and n4 the other: the loss of n2 moves both ranks."""
     prolog = '#!/bin/bash\necho "export NVRX_REPLACEMENT_GROUP_ID=group-$((SLURM_NODEID / 2))"\n'
     lead = f"cat >group.sh <<'EOF'\n{prolog}EOF\nchmod +x group.sh\n"
@@ -62,7 +59,7 @@ def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs):
 
 
 @pytest.mark.matrix
-def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs):
+def test_a_task_of_a_job_array_is_a_replacement_group(jobs):
     """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
     job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")
     script = (
@@ -86,7 +83,7 @@ def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs):
     assert "--no-kill" not in said  # see test_an_srun_without_no_kill_is_said
 
 
-def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs):
+def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs):
     """Without a batch script there is no front that knows better: srun reports the worst of the tasks."""
     job = jobs.new(EXCLUDES_N2 + 'print("rank", RANK)\n')
     place = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
@@ -98,7 +95,7 @@ def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(
 
 
 @pytest.mark.matrix
-def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm: None, cluster_root: Path):
+def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm, cluster_root):
     """Three blocks of two nodes. (Debian's 22.05 has no topology of blocks.)"""
     if reason := MiniCluster.available("26.05"):
         pytest.skip(reason)

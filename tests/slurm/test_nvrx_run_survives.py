@@ -1,7 +1,5 @@
 """nvrx-run on a real Slurm keeps a job running: crash, hang, lost node, killed agent; its log tree; how it gives up."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ import sys
 
 import minicluster_init as init
 import pytest
-from nvrx_job import CLIENT, Jobs, kill
+from nvrx_job import CLIENT, kill
 from stage import await_end
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
@@ -29,7 +27,7 @@ client.shutdown_workload_monitoring()
 """  # fmt: skip
 
 
-def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs):
+def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs):
     job = jobs.submit(
         'print("hello from", RANK, "of", os.environ["WORLD_SIZE"])\n'
         'print("careful", file=sys.stderr)\n'
@@ -69,7 +67,7 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs):
     assert {name: result[name] for name in wanted} == wanted
 
 
-def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs):
+def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs):
     flags = "--spares=2 --nproc-per-node=2 --max-restarts=4 --ft-rank-heartbeat-timeout=1"
     job = jobs.submit(BEATING, f"{flags} --ft-initial-rank-heartbeat-timeout=20")
 

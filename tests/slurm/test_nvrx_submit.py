@@ -1,7 +1,5 @@
 """`nvrx submit` on a real Slurm: the job, its chain, what ends it, and what the next link is told."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -13,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
-from nvrx_job import CLIENT, EXCLUDES_N2, Job, Jobs, nvrx_submit, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, Jobs, nvrx_submit, start_again
 from waits import WAIT_S
 
 from nvrx_slurm.cli.toolbox import main
@@ -37,27 +35,27 @@ client.shutdown_workload_monitoring()
 PLAIN = "if os.environ.get('SLURM_RESTART_COUNT', '0') == '0':\n    signal.pause()\n"
 
 
-def output(job: Job, job_id: int = 0) -> str:
+def output(job, job_id=0):
     path = job.directory / f"nvrx_logs/nvrx_{job_id or job.job_id}.out"
     return path.read_text() if path.exists() else ""
 
 
-def chain(job: Job) -> list[int]:
+def chain(job):
     """Ids of all jobs of the chain."""
     (links,) = job.directory.glob("nvrx_logs/chain_*")
     return [int(line) for line in links.read_text().split()]
 
 
-def ends(jobs: Jobs, job_ids: list[int]) -> list[tuple[str, int]]:
+def ends(jobs, job_ids):
     found = [jobs.cluster.wait_job(job_id, WAIT_S) for job_id in job_ids]
     return [(end.state, end.exit_code) for end in found]
 
 
-def codes(job: Job, *runs: str) -> list[int]:
+def codes(job, *runs):
     return [json.loads((job.directory / "nvrx_logs" / run / "result.json").read_text())["code"] for run in runs]
 
 
-def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs):
+def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs):
     said = '--comment=it\'s "a, b" #1'
     job, printed = nvrx_submit(
         jobs, TRAINS + FAILS, "--nodes", "2", "--spares", "1", "--wait", "-J", "train", "--time", "5",
@@ -73,7 +71,7 @@ def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs):
     assert rendered.startswith("#!/bin/bash\n#SBATCH --job-name=train\n") and rendered.endswith("    worker.py\n")
 
 
-def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_dies(jobs: Jobs):
+def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_dies(jobs):
     holds = "if CYCLE == 0:\n    signal.pause()\nprint('trained on', flush=True)\nsys.exit(7)\n"
     flags = ("--nodes", "3", "--spares", "1", "--max-restarts", "1", "--wait")
     with ThreadPoolExecutor(1) as pool:
@@ -89,7 +87,7 @@ def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_d
 
 
 @pytest.mark.matrix
-def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs):
+def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs):
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "3", "--spares", "1", "--until-done", "--max-restarts", "1")
     job.wait_marks("up", 2)
     assert jobs.cluster.kill_node("n1")
@@ -103,7 +101,7 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs):
     assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
 
 
-def test_the_time_limit_leads_into_the_next_link(jobs: Jobs):
+def test_the_time_limit_leads_into_the_next_link(jobs):
     """Of a job that is stopped; the tests below show those that are warned.
 
     Slurm's own warning may come a minute early (sbatch(1), --signal), before the step of such a short job.
@@ -116,7 +114,7 @@ def test_the_time_limit_leads_into_the_next_link(jobs: Jobs):
     assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [143, 0]
 
 
-def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs):
+def test_an_end_without_a_coordinator_is_the_job_s_own(jobs):
     """As in an image without nvrx-run; the directory of --output is new."""
     prefix = ("--step-prefix=env", "--step-prefix=PATH=/nowhere")
     job, _ = nvrx_submit(jobs, "", *prefix, "--output", "new/out")
@@ -125,7 +123,7 @@ def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs):
     assert f"job {job.job_id} " in told and "code 127" in told and "nvrx-run" in told
 
 
-def test_a_cancelled_job_is_not_requeued(jobs: Jobs):
+def test_a_cancelled_job_is_not_requeued(jobs):
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done")
     job.wait_marks("up", 1)
     jobs.cluster.run("scancel", str(job.job_id))
@@ -134,21 +132,21 @@ def test_a_cancelled_job_is_not_requeued(jobs: Jobs):
     assert jobs.cluster.job(job.job_id)["Restarts"] == "0"
 
 
-def test_a_chain_goes_on_after_a_failure_and_ends_with_the_work(jobs: Jobs):
+def test_a_chain_goes_on_after_a_failure_and_ends_with_the_work(jobs):
     fails_once = f"if not os.path.exists('failed'):\n    open('failed', 'w')\n    {FAILS}"
     job, _ = nvrx_submit(jobs, fails_once + TRAINS, "--chain", "3")
     first, second, third = ends(jobs, chain(job))
     assert (first, second, third[0]) == (("FAILED", 1), ("COMPLETED", 0), "CANCELLED"), output(job)
 
 
-def test_a_storm_of_failures_ends_the_chain(jobs: Jobs):
+def test_a_storm_of_failures_ends_the_chain(jobs):
     """Also of steps that never start."""
     job, _ = nvrx_submit(jobs, "", "--chain", "3", "--chain-failures", "2", "--srun-arg=--no-such-option")
     found = [state for state, _ in ends(jobs, chain(job))]
     assert found == ["FAILED", "FAILED", "CANCELLED"], output(job)
 
 
-def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: Path):
+def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root):
     worker = "mark('ready')\nimport time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n"
     with MiniCluster(cluster_root, 1, kill_wait_s=5, extra=("MessageTimeout=2",)) as cluster:
         jobs = Jobs(cluster)
@@ -164,7 +162,7 @@ def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: P
         assert until(lambda: cluster.job(job.job_id)["Restarts"] == "1", WAIT_S), output(job)
 
 
-def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs):
+def test_an_excluded_node_is_excluded_from_the_next_link(jobs):
     worker = EXCLUDES_N2.replace("    signal.pause()\n", "    signal.pause()\nsys.exit(7)\n")
     job, _ = nvrx_submit(jobs, worker, "--nodes", "3", "--spares", "1", "--chain", "2", "--max-restarts", "1")
     first, second = chain(job)
@@ -175,7 +173,7 @@ def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs):
 
 
 @pytest.mark.matrix
-def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs: Jobs):
+def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs):
     """Of docs/how-to/requeue-and-chain.md, for two nodes."""
     page = (Path(__file__).parents[2] / "docs/how-to/requeue-and-chain.md").read_text()
     scripts = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from minicluster import MiniCluster
-from nvrx_job import Job, Jobs, kill
+from nvrx_job import Jobs, kill
 
 pytestmark = [
     pytest.mark.slurm,
@@ -38,7 +37,7 @@ class UsersJobs(Jobs):
 
     python: Path
 
-    def new(self, worker: str) -> Job:
+    def new(self, worker):
         job = super().new(worker)
         launcher = job.directory / "bin" / "nvrx-run"
         launcher.parent.mkdir()
@@ -47,14 +46,14 @@ class UsersJobs(Jobs):
         os.chown(job.directory, NOBODY, NOBODY)
         return job
 
-    def environment(self, job: Job) -> tuple[str, ...]:
+    def environment(self, job):
         path = f"{job.directory}/bin:{self.cluster.env()['PATH']}"
         mine = f"PATH={path},HOME={job.directory},TEST_JOB={job.directory},TMPDIR={job.directory}"
         return (f"--export=ALL,PYTHONPATH={PACKAGES},{mine}",)
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
+def python():
     """A Python of this version that the user may run; the one of this virtual environment may be below /root."""
     usual = Path("/usr/bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     for one in (Path(sys.executable), usual):
@@ -72,7 +71,7 @@ def python() -> Path:
 
 
 @pytest.fixture
-def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJobs]:
+def jobs(python, cluster_root, needs_slurm):
     with MiniCluster(cluster_root, nodes=3, kill_wait_s=5, die_with_owner=True):
         cluster_root.chmod(0o711)
         (cluster_root / "jobs").chmod(0o1777)
@@ -85,7 +84,7 @@ def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJ
     shutil.rmtree(cluster_root / "jobs")
 
 
-def test_the_job_of_an_ordinary_user_survives(jobs: UsersJobs):
+def test_the_job_of_an_ordinary_user_survives(jobs):
     job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1 --max-restarts=2", 3, ("--requeue", "--time=5"))
     ready = job.wait_marks("ready", 2)
 

@@ -1,12 +1,10 @@
 """Slurm takes the nodes of a job away: with a notice or without one, to requeue the job or to cancel it."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
-from nvrx_job import Jobs, start_again
+from nvrx_job import start_again
 from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
@@ -19,7 +17,7 @@ AT_ONCE = [pytest.param(name, marks=pytest.mark.matrix) for name in ("requeue-0"
 
 
 @pytest.mark.parametrize("partition", ["requeue-10", "cancel-10", *AT_ONCE])
-def test_a_preempted_job_goes_on_in_its_next_life(varied: Jobs, partition: str):
+def test_a_preempted_job_goes_on_in_its_next_life(varied, partition):
     """With a GraceTime of 10 s Slurm signals the step, and the job itself only at the end of these seconds."""
     cluster = varied.cluster
     job = varied.submit(FIRST_LIFE_STAYS, "--until-done", 2, (f"--partition={partition}", "--requeue"))
@@ -36,7 +34,7 @@ def test_a_preempted_job_goes_on_in_its_next_life(varied: Jobs, partition: str):
     assert len(told) == 2 and "not requeued" not in told[0] and "code 0" in told[1], job.said()
 
 
-def test_a_job_that_was_preempted_before_may_be_cancelled(varied: Jobs):
+def test_a_job_that_was_preempted_before_may_be_cancelled(varied):
     """What Slurm remembers of an earlier life is no reason to start a third one."""
     cluster = varied.cluster
     job = varied.submit("signal.pause()\n", "--until-done", 2, ("--partition=requeue-0", "--requeue"))

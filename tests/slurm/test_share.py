@@ -1,14 +1,10 @@
 """What ranks get of the job's share of their node, by headers that describe other tasks, and of the user's settings."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from minicluster import MiniCluster
-from nvrx_job import Job, Jobs
+from nvrx_job import Jobs
 
 from nvrx_slurm.slurm import share
 
@@ -25,7 +21,7 @@ with open(os.environ["TEST_JOB"] + f"/told-{os.environ.get('WHICH', '')}{RANK}",
 PER_GPU = ("--ntasks-per-node=2", "--cpus-per-task=1")
 
 
-def told(job: Job) -> list[dict[str, Any]]:
+def told(job):
     """What each rank told of itself: its environment, its CPUs, its step."""
     return [json.loads(file.read_text()) for file in sorted(job.directory.glob("told-*"))]
 
@@ -40,7 +36,7 @@ def told(job: Job) -> list[dict[str, Any]]:
     ],
     ids=["per task", "typed", "gres", "per gpu"],
 )
-def test_ranks_have_all_that_the_job_has_of_their_node(varied: Jobs, header: tuple[str, ...], gpus: int, memory: str):
+def test_ranks_have_all_that_the_job_has_of_their_node(varied, header, gpus, memory):
     job = varied.submit(TELLS, "", 2, header, lead="export SLURM_CPU_BIND=mask_cpu:0x1")
     job.ends("COMPLETED", 0)
     assert len(told(job)) == 2 * gpus, job.said()
@@ -62,12 +58,12 @@ def test_ranks_have_all_that_the_job_has_of_their_node(varied: Jobs, header: tup
         ({}, 1, ""),
     ],
 )
-def test_a_task_with_a_small_part_of_its_job_says_so(env: dict[str, str], cpus: int, said: str):
+def test_a_task_with_a_small_part_of_its_job_says_so(env, cpus, said):
     found = share.lost(env, cpus, 16 if "128" in env.values() else 64)
     assert said in found and bool(said) is bool(found)
 
 
-def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(needs_slurm: None, cluster_root: Path):
+def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(needs_slurm, cluster_root):
     """Of AMD: Slurm lists them by another variable. A node without NVML is not unfit."""
     with MiniCluster(cluster_root, 1, kill_wait_s=5, die_with_owner=True, variants=("amd-gpus",)) as cluster:
         jobs = Jobs(cluster)
@@ -78,7 +74,7 @@ def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(needs_slurm: None, cl
         jobs.check()
 
 
-def test_runs_side_by_side_keep_the_devices_that_the_user_gave_them(varied: Jobs):
+def test_runs_side_by_side_keep_the_devices_that_the_user_gave_them(varied):
     lead = """for half in 0,1 3,2; do
     WHICH=$half- CUDA_VISIBLE_DEVICES=$half nvrx-run --srun-arg=--overlap worker.py &
 done
@@ -92,7 +88,7 @@ export CUDA_VISIBLE_DEVICES=2,7"""
     assert "CUDA_VISIBLE_DEVICES=2,7" in job.said() and "0,1,2,3" in job.said()
 
 
-def test_ranks_have_the_environment_of_the_batch_script(varied: Jobs):
+def test_ranks_have_the_environment_of_the_batch_script(varied):
     """Of sbatch --export only the script has a part."""
     job = varied.new(TELLS)
     path = varied.environment(job)[0].removeprefix("--export=ALL,")
@@ -116,5 +112,5 @@ def test_ranks_have_the_environment_of_the_batch_script(varied: Jobs):
         ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_GPUS_ON_NODE": ""}, 2, ""),  # of a login node
     ],
 )
-def test_lists_that_are_the_users(env: dict[str, str], nodes: int, own: str):
+def test_lists_that_are_the_users(env, nodes, own):
     assert share.own_devices({"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,5", **env}, nodes) == own

@@ -1,46 +1,40 @@
 """The hooks under a real Slurm: what it makes of our reasons and exit codes, and with which environment it calls us."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from hooked_cluster import HookedCluster as Cluster
 from hooked_cluster import running
 from waits import WAIT_S
-
-from nvrx_slurm.slurm.api.facts import NodeFacts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
 
 @pytest.fixture(scope="module")
-def hooked(needs_slurm: None) -> Iterator[Cluster]:
+def hooked(needs_slurm):
     with running() as cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(hooked: Cluster) -> Iterator[Cluster]:
+def cluster(hooked):
     hooked.mend()
     hooked.slurm.reset()
     yield hooked
     hooked.mend()
 
 
-def in_service(note: NodeFacts) -> bool:
+def in_service(note):
     return (note.states, note.reason) == ({"IDLE"}, "")
 
 
-def drained_by_a_person(note: NodeFacts, reason: str) -> bool:
+def drained_by_a_person(note, reason):
     return (note.states, note.reason) == ({"IDLE", "DRAIN"}, reason)
 
 
-def test_the_doctor_finds_them_in_order(cluster: Cluster):
+def test_the_doctor_finds_them_in_order(cluster):
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "doctor", "--json"]
     env = {**os.environ, **cluster.slurm.env()}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
@@ -54,13 +48,13 @@ def test_the_doctor_finds_them_in_order(cluster: Cluster):
 OK = "#!/bin/sh\necho ran on $SLURMD_NODENAME\n"
 
 
-def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster: Cluster):
+def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster):
     cluster.assert_prolog_drains("n1")
     for other in ("n2", "n3"):
         assert in_service(cluster.note(other))
 
 
-def test_only_our_drain_is_taken_back(cluster: Cluster):
+def test_only_our_drain_is_taken_back(cluster):
     """n1 is drained by us, n2 by a person, n3 by a person who wrote over our reason."""
     (cluster.root / "periodic").touch()
     before = len(cluster.log())
@@ -80,7 +74,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster):
     assert drained_by_a_person(cluster.note("n3"), "a new disk on Monday")
 
 
-def test_a_job_may_skip_what_the_site_allows(cluster: Cluster):
+def test_a_job_may_skip_what_the_site_allows(cluster):
     """The hooks get the job's comment without asking slurmctld."""
     cluster.break_("fan", "n1")
     job = cluster.slurm.submit(OK, "--nodes=1", "--nodelist=n1", "--comment=nvrx:skip=fan,disk")
@@ -89,7 +83,7 @@ def test_a_job_may_skip_what_the_site_allows(cluster: Cluster):
     assert cluster.slurm.output(job) == "ran on n1\n"
 
 
-def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster):
+def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster):
     for code in (0, 3):
         job = cluster.slurm.submit(f"#!/bin/sh\n: >{cluster.facts}/fan-n1\nexit {code}\n", "--nodes=1")
         cluster.slurm.wait_job(job, WAIT_S)

@@ -1,14 +1,11 @@
 """A person at a terminal: the only rank of a job reads it, and each run of a shell has a directory of its own."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select
 import time
 
 import pytest
-from nvrx_job import Job, Jobs
 from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
@@ -16,7 +13,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
 ASKS = 'print("it is", input("name? "))\n'
 
 
-def typed(jobs: Jobs, job: Job, argv: list[str], prompt: str, line: str) -> str:
+def typed(jobs, job, argv, prompt, line):
     """What a terminal shows of a command, in which `line` is typed once it has shown `prompt`."""
     pid, screen = pty.fork()
     if pid == 0:
@@ -40,19 +37,19 @@ def typed(jobs: Jobs, job: Job, argv: list[str], prompt: str, line: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["nvrx-run --standalone", "salloc --nodes=1 nvrx-run"])
-def test_the_only_rank_reads_the_terminal(varied: Jobs, command: str):
+def test_the_only_rank_reads_the_terminal(varied, command):
     job = varied.new(ASKS)
     shown = typed(varied, job, [*command.split(), "worker.py"], "name? ", "alice")
     assert "it is alice" in shown and "cycle 0" in shown
 
 
-def test_without_a_terminal_the_advice_says_why_there_is_no_input(varied: Jobs):
+def test_without_a_terminal_the_advice_says_why_there_is_no_input(varied):
     job = varied.submit(ASKS, "", 1)
     job.ends("FAILED", 1)
     assert "no-input" in str(job.result()["first_cause"]["finding"]), job.result()
 
 
-def test_each_run_of_a_shell_has_a_directory_of_its_own(varied: Jobs):
+def test_each_run_of_a_shell_has_a_directory_of_its_own(varied):
     """Also side by side, and of a step with several tasks whose script starts nvrx-run twice."""
     job = varied.new("mark('ran')\n")
     side_by_side = "echo 'go? '; read x; nvrx-run worker.py & nvrx-run worker.py; wait"

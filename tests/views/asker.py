@@ -1,14 +1,12 @@
 """A program that has `nvrx` read each run that stdin names, and tells as JSON what went wrong. It imports little."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 from pathlib import Path
 from traceback import format_exception
 
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 
@@ -19,7 +17,7 @@ OF_RUN = (
 )  # fmt: skip
 
 
-def ask(words: str) -> tuple[Result, str]:
+def ask(words):
     """The result of a command, and what it has done that none may do."""
     began, used = time.monotonic(), time.process_time()
     told = CliRunner().invoke(main, words.split())
@@ -42,7 +40,7 @@ def ask(words: str) -> tuple[Result, str]:
 OF_ALL = ("list --all", "goodput --since 999w", "metrics")  # PET_LOG_DIR is the tree
 
 if __name__ == "__main__":
-    runs: dict[str, str] = json.load(sys.stdin)
+    runs = json.load(sys.stdin)
     found = {f"nvrx {words}: {what}": ask(f"{words} {place}")[1] for what, place in runs.items() for words in OF_RUN}
     found |= {words: why for words in OF_ALL if (why := ask(words)[1]) and " s, " not in why}  # however long it takes
     peak_kb = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

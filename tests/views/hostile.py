@@ -1,19 +1,15 @@
 """Makes a log tree of runs that are hostile, each in another way."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from test_goodput import NODES, SPARE
 from test_report import write
@@ -25,7 +21,7 @@ from nvrx_slurm.logs.merged import Batch, MergedFile
 from nvrx_slurm.types import Account
 
 LOG = "cycle_0/node_0_n0/rank_0.err"
-STATUS: dict[str, Any] = {
+STATUS = {
     **GOOD,
     "restarts": {"used": 1, "allowed": 10, "by_kind": {}},
     "progress": {"ranks": 16, "stepped": 16, "steps": 41, "step_s": 0.5, "open": [[13, "step", 22.0]]},
@@ -34,7 +30,7 @@ STATUS: dict[str, Any] = {
     "slow": {"what": "rank 3", "ranks": [3], "lost_s": 2.0, "signs": "x"},
     "end": {"code": 1, "reason": "x"},
 }
-ENDED: dict[str, Any] = {
+ENDED = {
     **RESULT,
     "ended": "2026-03-01T10:00:00+00:00",
     "cycles": 1,
@@ -49,7 +45,7 @@ FILES = (
 )  # fmt: skip
 HEAD = b'{"nvrx":"1","core":"coordinator","now":1,"wall":1}\n'
 STATE = b'{"v":2,"term":1,"owner":"","end":0,"sources":{"a":[0,0,0]}}\n'
-TEXTS: dict[str, bytes] = {
+TEXTS = {
     "empty": b"", "spaces": b" " * 99, "NUL": b"\0" * 99, "binary": bytes(range(256)) * 40, "UTF-16": b"\xff\xfe{\0}\0",
     "BOM": b"\xef\xbb\xbf{}", "lists": b"[" * 100_000, "dicts": b'{"a":' * 100_000, "nested": b"[" * 900 + b"]" * 900,
     "NaN": b'{"version": NaN, "code": NaN}', "infinite": b'{"version": 1e999}', "digits": b"9" * 1_000_000,
@@ -61,35 +57,35 @@ TEXTS: dict[str, bytes] = {
 VALUES = (None, [], {}, [[]], "", "x\x1b[2J\ud800", True, -1, 1e17, "9" * 300, [{}], [None], {"a": []})
 
 
-def _sparse(path: Path) -> None:
+def _sparse(path):
     path.write_bytes(HEAD)
     os.truncate(path, 3 << 30)
     with path.open("ab") as file:
         file.write(b'\n{"now":1,"wall":2}\n')
 
 
-def _socket(path: Path) -> None:
+def _socket(path):
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(os.path.relpath(path))
 
 
-def _of_another(path: Path) -> None:
+def _of_another(path):
     path.write_text("{}")
     path.chmod(0)
     with suppress(PermissionError):
         os.chown(path, 4242, 4242)
 
 
-def _device(minor: int) -> Callable[[Path], None]:
+def _device(minor):
     """Of the memory devices: 5 is /dev/zero. Only root can make one."""
     return lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor)) if os.geteuid() == 0 else None
 
 
-def _link(target: str) -> Callable[[Path], None]:
+def _link(target):
     return lambda path: path.symlink_to(target)
 
 
-KINDS: dict[str, Callable[[Path], None]] = {
+KINDS = {
     "nothing": lambda path: None, "a FIFO": os.mkfifo, "a socket": _socket, "a directory": Path.mkdir,
     "zeros": _device(5), "a device": _device(3), "another's": _of_another, "3 GB": _sparse,
     **{f"a link to {to}": _link(to) for to in ("nowhere", ".", "..", "/", "/dev/zero", "/dev/stdin", "/proc/self/mem")},
@@ -97,7 +93,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-def good(run: Path, word: str = "") -> Path:
+def good(run, word=""):
     """A whole run; `word` is in each of its files."""
     write(run, 3, 2, (f"boom {word}",))
     (run / LOG).parent.mkdir()
@@ -116,7 +112,7 @@ def good(run: Path, word: str = "") -> Path:
     return run
 
 
-def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _places(value, place=()):
     """Of all values in a value."""
     yield from [place] if place else []
     inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
@@ -124,7 +120,7 @@ def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from _places(child, (*place, key))
 
 
-def changed(content: dict[str, Any], times: int) -> Iterator[dict[str, Any]]:
+def changed(content, times):
     """The content with one value of another kind; so many for each value."""
     for number, place in enumerate(place for place in _places(content) for _ in range(times)):
         found = inner = deepcopy(content)
@@ -134,7 +130,7 @@ def changed(content: dict[str, Any], times: int) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def make(tree: Path, home: Path) -> dict[str, Path]:
+def make(tree, home):
     """The runs, by what is wrong with them. Big texts are links to one file in `home`."""
     template, secret = good(home / "good"), good(home / "secret", "SECRET")
     for path in (secret, *secret.rglob("*")) if os.geteuid() == 0 else ():

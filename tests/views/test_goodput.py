@@ -1,13 +1,10 @@
 """`nvrx goodput`: one job, a chain, all jobs of a week, and what is no result."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
@@ -22,7 +19,7 @@ FAULT = {"cycle": 0, "kind": "hang", "rule": "hang-culprit", "host": "n2", "rank
 LOST = {"detect_s": 60.0, "down_s": 0.5, "again_s": 9.5, "recomputed_s": 30.0, "iteration": 40, "checkpoint": 30}
 
 
-def node(key: str, **seconds: float) -> NodeTime:
+def node(key, **seconds):
     sections = tuple(SectionTime(name.partition("_")[2], took_s) for name, took_s in seconds.items() if "_" in name)
     return NodeTime(key, f"n{key}", "active", tuple(seconds.get(bucket, 0.0) for bucket in BUCKETS), sections)
 
@@ -31,7 +28,7 @@ NODES = (node("1", productive=800.0, checkpoint=100.0, detect=60.0, recomputed=3
 SPARE = NodeTime("2", "n2", "here", tuple(1000.0 * (bucket == "spare_idle") for bucket in BUCKETS))
 
 
-def write(log_dir: Path, run: str, ended: str, **more: Any) -> None:
+def write(log_dir, run, ended, **more):
     account = to_json(Account(1000.0, 800.0, (*NODES, SPARE), (), SectionTime("", 100.0, 10)), 100.0, 0.0)
     restarts = [{"cycle": 0, "rank": 1, "time": ended, "cause": "hung", **LOST}] * 2
     result = {"duration_s": 1000.0, "ended": ended, "account": account, "restarts": restarts, "faults": [FAULT]}
@@ -39,17 +36,17 @@ def write(log_dir: Path, run: str, ended: str, **more: Any) -> None:
     (log_dir / run / "result.json").write_text(json.dumps({**result, "spares_used": ["n2"], **more}))
 
 
-def goodput(log_dir: Path, *words: str) -> Result:
+def goodput(log_dir, *words):
     return CliRunner().invoke(main, ["goodput", *words], env={"PET_LOG_DIR": str(log_dir)})
 
 
-def found(log_dir: Path, *words: str) -> dict[str, Any]:
+def found(log_dir, *words):
     result = goodput(log_dir, *words, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.output))
 
 
-def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path: Path) -> None:
+def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path):
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
     write(tmp_path, "7/r1", "2026-03-01T10:20:00+00:00", inprocess_restarts=[{}])
     job = found(tmp_path, "7")
@@ -68,14 +65,14 @@ def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path: Path
     assert "40 steps" in text and "job ettr" in text and f"{SECTION}evaluation" in text
 
 
-def test_a_chain_counts_with_all_its_links(tmp_path: Path) -> None:
+def test_a_chain_counts_with_all_its_links(tmp_path):
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
     write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00")
     (tmp_path / "chain_1").write_text("7\n8\n9\n")
     assert (found(tmp_path, "chain_1")["runs"], found(tmp_path, "7", "8")["wall_s"]) == (2, 2300.0)
 
 
-def test_all_jobs_of_a_week_have_a_line_each(tmp_path: Path) -> None:
+def test_all_jobs_of_a_week_have_a_line_each(tmp_path):
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
     write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00", restarts=[], account=None)
     (tmp_path / "9" / "r0" / "events").mkdir(parents=True)  # it has just begun
@@ -96,7 +93,7 @@ def test_all_jobs_of_a_week_have_a_line_each(tmp_path: Path) -> None:
         (["9"], "nothing is known"),
     ],
 )
-def test_bad_input_gets_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_input_gets_one_sentence(tmp_path, words, said):
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00", account={"node_seconds": []})
     (tmp_path / "9" / "r0" / "events").mkdir(parents=True)
     (tmp_path / "9" / "r0" / "events" / "coordinator.jsonl").write_text('{"nvrx":"1"}\nno JSON\n{"wall":[]}\n')
@@ -104,7 +101,7 @@ def test_bad_input_gets_one_sentence(tmp_path: Path, words: list[str], said: str
     assert result.exit_code == 2 and said in result.output
 
 
-def test_the_reference_has_each_bucket() -> None:
+def test_the_reference_has_each_bucket():
     text = REFERENCE.read_text()
     for name, (grade, definition) in BUCKETS.items():
         assert f"| `{name}` | {grade.value} | {definition} |" in text

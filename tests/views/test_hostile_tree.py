@@ -1,7 +1,5 @@
 """No run of a log tree stops `nvrx`, whatever its files are, and all other runs are shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,7 +21,7 @@ MOST_MB = 100
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory):
     """What is wrong with each run, and the run. The last one is as it should be."""
     home, tree = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("tree")
     found = hostile.make(tree, home)
@@ -35,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**found, "good": good}
 
 
-def test_each_answer_is_quick_small_and_no_traceback(runs: dict[str, Path]) -> None:
+def test_each_answer_is_quick_small_and_no_traceback(runs):
     asked = json.dumps({what: str(run.parent) for what, run in runs.items()})
     words = [sys.executable, str(Path(__file__).with_name("asker.py"))]
     env = {**ENV, "PET_LOG_DIR": str(runs["good"].parents[1])}
@@ -46,7 +44,7 @@ def test_each_answer_is_quick_small_and_no_traceback(runs: dict[str, Path]) -> N
     assert len(runs) > 700 and told["wrong"] == {} and told["peak_mb"] < MOST_MB, told
 
 
-def test_a_bad_run_is_one_line_and_all_others_are_shown(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_run_is_one_line_and_all_others_are_shown(runs, monkeypatch):
     tree = runs["good"].parents[1]
     monkeypatch.setenv("PET_LOG_DIR", str(tree))
     here = {str(run) for run in runs.values() if run.is_symlink() or run.exists()}
@@ -61,7 +59,7 @@ def test_a_bad_run_is_one_line_and_all_others_are_shown(runs: dict[str, Path], m
     assert len(ask("goodput --since 999w")[0].stdout.splitlines()) == 1 + len(week["jobs"]) + len(week["unreadable"])
 
 
-def test_the_exporter_serves_the_others(runs: dict[str, Path]) -> None:
+def test_the_exporter_serves_the_others(runs):
     with served("--log-dir", str(runs["good"].parents[1])) as (url, _):
         deadline = time.monotonic() + 60.0
         while 'job_id="good"' not in (text := get(url)[1]):

@@ -1,7 +1,5 @@
 """`nvrx report` on log trees: of any size, from event logs alone, with anything in the logs."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -14,10 +12,9 @@ from collections import Counter
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm import codec
 from nvrx_slurm import types as t
@@ -44,7 +41,7 @@ EVIL = (
 )  # fmt: skip
 
 
-def restart(cycle: int, nodes: int, cause: str = "boom") -> t.RestartRecord:
+def restart(cycle, nodes, cause="boom"):
     at_s, host = cycle * CYCLE_S + 995.0, cycle % (nodes - 1)
     return t.RestartRecord(
         cycle, at_s, 5.0, cause, 8 * host, "", f"n{host}", host, 1, 100 * cycle + 90, 100 * cycle,
@@ -52,13 +49,13 @@ def restart(cycle: int, nodes: int, cause: str = "boom") -> t.RestartRecord:
     )  # fmt: skip
 
 
-def history(cycle: int, nodes: int, causes: tuple[str, ...]) -> t.History:
+def history(cycle, nodes, causes):
     """At the plan of a cycle."""
     restarts = tuple(restart(c, nodes, causes[c % len(causes)]) for c in range(max(0, cycle - 8), cycle))
     return t.History(cycle, began_s=WALL, restarts=restarts, promoted=("n7", "n6"))
 
 
-def counted(cycle: int, nodes: int) -> Counted:
+def counted(cycle, nodes):
     """After the plan of a cycle; the last node is a spare."""
     times = {bucket: cycle * took_s for bucket, took_s in ({"productive": TRAINED} | PHASES).items()}
     seconds = tuple(times.get(bucket, 0.0) for bucket in BUCKETS)
@@ -72,11 +69,11 @@ def counted(cycle: int, nodes: int) -> Counted:
     return Counted(cycle, account, tuple(costs))
 
 
-def builtins_of(record: Any) -> Any:
+def builtins_of(record):
     return json.loads(codec.to_json(codec.fitted(record)))
 
 
-def fault(cycle: int, nodes: int, text: str) -> dict[str, Any]:
+def fault(cycle, nodes, text):
     host = cycle % (nodes - 1)
     found = t.Finding("gpu-ecc", t.LineRole.CAUSE, t.Blame.NODE, t.Confidence.LIKELY, t.Remedy.NONE, "", text[:300])
     tail = f"{text}\nlast line"
@@ -84,13 +81,13 @@ def fault(cycle: int, nodes: int, text: str) -> dict[str, Any]:
     return dict(coded)
 
 
-def step(at_s: float, event: Any, said: tuple[str, ...] = (), **more: Any) -> str:
+def step(at_s, event, said=(), **more):
     commands = [{"type": "Say", "text": text} for text in said]
     line = {"now": at_s, "wall": WALL + at_s, "event": event, "state": "RUNNING", "commands": commands, **more}
     return json.dumps(line, separators=(",", ":"))
 
 
-def write(run: Path, nodes: int, cycles: int, causes: tuple[str, ...] = ("boom",), filler: int = 0) -> Path:
+def write(run, nodes, cycles, causes=("boom",), filler=0):
     """The event log of a job with `cycles` restarts, one coordinator, and a torn last line."""
     (run / "events").mkdir(parents=True)
     (run / "cycle_0").mkdir()
@@ -117,14 +114,14 @@ def write(run: Path, nodes: int, cycles: int, causes: tuple[str, ...] = ("boom",
     return run
 
 
-def report(run: Path, *words: str) -> Result:
+def report(run, *words):
     return CliRunner().invoke(main, ["report", str(run), *words], catch_exceptions=False)
 
 
 class Page(HTMLParser):
     """What a page is made of. It refuses tags that are not closed in their order."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.tags, self.attributes, self.open, self.shown = (
             Counter[str](),
@@ -136,20 +133,20 @@ class Page(HTMLParser):
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags[tag] += 1
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag != "meta":
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         self.handle_endtag(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.shown += data * (self.open[-1:] != ["style"])
 
 
@@ -160,7 +157,7 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def looked_at(path: Path) -> Page:
+def looked_at(path):
     """A page that needs nothing from outside, and has a table for each picture."""
     text = path.read_text("utf-8")
     page = Page(text)
@@ -176,7 +173,7 @@ def looked_at(path: Path) -> Page:
     return page
 
 
-def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
+def test_event_logs_alone_tell_it_all(tmp_path):
     run = write(tmp_path / "7/r0", 8, 5)
     done = report(run, "-o", str(tmp_path / "a.html"))
     assert (done.exit_code, done.output.strip()) == (0, str(tmp_path / "a.html"))
@@ -212,7 +209,7 @@ def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
     assert facts.incidents[1].again == "forked" and "ranks of the next cycle" in page.shown
 
 
-def test_only_what_is_new_in_a_plan_changes_a_node(tmp_path: Path) -> None:
+def test_only_what_is_new_in_a_plan_changes_a_node(tmp_path):
     run = write(tmp_path / "r0", 8, 4)
     log = run / "events/coordinator.jsonl"
     *head, plan, tail = re.split(r'(?="plans":)', log.read_text(errors="replace"))
@@ -227,7 +224,7 @@ def test_only_what_is_new_in_a_plan_changes_a_node(tmp_path: Path) -> None:
     assert len(cycles_in(logs_of(run))) == 1 + 4
 
 
-def test_a_result_comes_before_the_logs_and_is_enough(tmp_path: Path) -> None:
+def test_a_result_comes_before_the_logs_and_is_enough(tmp_path):
     run, evidence = write(tmp_path / "r0", 8, 5), [{"rank": r, "frames": ["a.py:1 in f"], "state": "S"} for r in (0, 2)]
     (run / "cycle_0/hang.json").write_text(json.dumps({"ranks": [*evidence, {"rank": 1, "frames": [], "state": "T"}]}))
     log = run / "events/coordinator.jsonl"
@@ -270,7 +267,7 @@ def test_a_result_comes_before_the_logs_and_is_enough(tmp_path: Path) -> None:
     looked_at(tmp_path / "a.html")
 
 
-def test_what_ranks_print_is_text(tmp_path: Path) -> None:
+def test_what_ranks_print_is_text(tmp_path):
     letters, random_ = "<>&\"'=/!-[](){};:%\\ abc\n\r\t\x00\x1b\x7f\x9b\u202e\ud800é", random.Random(0)
     fuzz = tuple("".join(random_.choices(letters, k=60)) for _ in range(150))
     run = write(tmp_path / "r0", 8, len(EVIL) + len(fuzz), (*EVIL, *fuzz))
@@ -280,7 +277,7 @@ def test_what_ranks_print_is_text(tmp_path: Path) -> None:
     assert (tmp_path / "a.html").stat().st_size < 2_000_000
 
 
-def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path: Path) -> None:
+def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path):
     run = write(tmp_path / "r0", 2048, 466, ("rank 3 hung: it waits in all_reduce " * 4,), 20)
     words = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "report", str(run), "-o", str(tmp_path / "a.html")]
     before = os.times()
@@ -292,7 +289,7 @@ def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path: Path) -> Non
     assert looked_at(tmp_path / "a.html").tags["image"] == 0  # rows of equal nodes are one
 
 
-def test_many_cells_are_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_cells_are_one_image(tmp_path, monkeypatch):
     monkeypatch.setattr(svg, "_MOST_RECTANGLES", 100)
     report(write(tmp_path / "r0", 60, 100), "-o", str(tmp_path / "a.html"))
     page = looked_at(tmp_path / "a.html")
@@ -311,7 +308,7 @@ SIGHT = {
 }
 
 
-def lab(colour: str, sight: str) -> tuple[float, float, float]:
+def lab(colour, sight):
     linear = [(int(colour[at : at + 2], 16) / 255) ** 2.2 for at in (0, 2, 4)]
     r, g, b = (min(1.0, max(0.0, sum(map(float.__mul__, row, linear)))) for row in SIGHT[sight])
     x, y, z = ((0.43 * r + 0.38 * g + 0.19 * b) ** (1 / 3), (0.21 * r + 0.72 * g + 0.07 * b) ** (1 / 3),
@@ -321,13 +318,13 @@ def lab(colour: str, sight: str) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("theme", [{}, svg._DARK], ids=["light", "dark"])
-def test_each_two_colours_differ_for_everybody(sight: str, theme: dict[str, str]) -> None:
+def test_each_two_colours_differ_for_everybody(sight, theme):
     values = {name: value for name, (value, _, _) in svg.COLOURS.items() if value} | theme
     for one, other in combinations(values, 2):
         assert math.dist(lab(values[one], sight), lab(values[other], sight)) > 14.0, (one, other)
 
 
-def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_last_checkpoint(tmp_path: Path) -> None:
+def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_last_checkpoint(tmp_path):
     run = write(tmp_path / "r0", 8, 5)
     log = run / "events/coordinator.jsonl"
     *head, plan, tail = re.split(r'(?="plans":)', log.read_text(errors="replace"))
@@ -350,7 +347,7 @@ def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_las
         ({"events/coordinator.jsonl": '{"wall":1.0,"plans":[{"plan":{"cycle":"x"},"to":[]}]}\n'}, "has not written"),
     ],
 )
-def test_bad_input_gets_one_sentence(tmp_path: Path, content: dict[str, str], said: str) -> None:
+def test_bad_input_gets_one_sentence(tmp_path, content, said):
     for name, text in {"r0/x": "", **{f"r0/{name}": text for name, text in content.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -1,7 +1,5 @@
 """What people see of the commands: on a terminal and in a pipe, completed by a shell, as manual pages."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -30,7 +28,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ENV = {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "50", "TZ": "Asia/Tokyo"}
 
 
-def on_terminal(words: list[str], **more: str) -> str:
+def on_terminal(words, **more):
     """What a command prints on a terminal of 50 columns."""
     ours, theirs = pty.openpty()
     env = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")} | ENV | more
@@ -46,7 +44,7 @@ def on_terminal(words: list[str], **more: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["status", "list", "why", "goodput"])
-def test_lines_fit_a_terminal_which_shows_colours(tmp_path: Path, command: str) -> None:
+def test_lines_fit_a_terminal_which_shows_colours(tmp_path, command):
     write(
         tmp_path, "7/r0", "2026-03-01T10:00:00.000Z", code=1, reason="r", first_cause=None, cycles=[], summary="s" * 60
     )
@@ -64,7 +62,7 @@ def test_lines_fit_a_terminal_which_shows_colours(tmp_path: Path, command: str) 
     assert ANSI.sub("", first) == plain != first
 
 
-def test_times_are_local_for_people_and_utc_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_local_for_people_and_utc_in_files(monkeypatch):
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -76,14 +74,14 @@ def test_times_are_local_for_people_and_utc_in_files(monkeypatch: pytest.MonkeyP
         time.tzset()
 
 
-def completed(line: str, where: Path) -> list[str]:
+def completed(line, where):
     words = line.split(" ")
     env = {"_NVRX_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner(env={**env, "PET_LOG_DIR": str(where)}).invoke(main, prog_name="nvrx")
     return [found.partition(",")[2] for found in done.output.splitlines()]
 
 
-def test_a_shell_completes_jobs_and_checks(tmp_path: Path) -> None:
+def test_a_shell_completes_jobs_and_checks(tmp_path):
     for job in ("99", "471", "48", ".hidden"):
         (tmp_path / job).mkdir()
     for command in ("status", "stacks", "why", "logs", "replay", "report", "goodput"):
@@ -95,7 +93,7 @@ def test_a_shell_completes_jobs_and_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shell", "cursor"), [("zsh", "2"), ("fish", "4")])
-def test_other_shells_get_the_same_jobs(tmp_path: Path, shell: str, cursor: str) -> None:
+def test_other_shells_get_the_same_jobs(tmp_path, shell, cursor):
     (tmp_path / "471").mkdir()
     env = {"_NVRX_COMPLETE": f"{shell}_complete", "COMP_WORDS": "nvrx status 4", "COMP_CWORD": cursor}
     done = CliRunner(env={**env, "PET_LOG_DIR": str(tmp_path)}).invoke(main, prog_name="nvrx")
@@ -103,7 +101,7 @@ def test_other_shells_get_the_same_jobs(tmp_path: Path, shell: str, cursor: str)
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is missing")
-def test_fish_completes(tmp_path: Path) -> None:
+def test_fish_completes(tmp_path):
     (tmp_path / "471").mkdir()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "HOME": str(tmp_path), "PET_LOG_DIR": str(tmp_path)}
@@ -112,7 +110,7 @@ def test_fish_completes(tmp_path: Path) -> None:
     assert done.stdout.split() == ["471"]
 
 
-def test_help_has_four_groups_and_cuts_nothing() -> None:
+def test_help_has_four_groups_and_cuts_nothing():
     text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
     assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", "Run", "Watch", "Explain", "Administer"]
     assert text.count("...") == 1 and max(map(len, text.splitlines())) <= 80
@@ -120,7 +118,7 @@ def test_help_has_four_groups_and_cuts_nothing() -> None:
     assert sorted(named) == sorted(main.list_commands(click.Context(main)))
 
 
-def test_every_command_has_a_page_that_groff_takes() -> None:
+def test_every_command_has_a_page_that_groff_takes():
     pages = manpages.pages()
     assert {"nvrx-run.1", "nvrx.1", "nvrx-status.1", "nvrx-health-run.1"} <= pages.keys()
     assert all(f"\\-\\-{flag}" in pages["nvrx-run.1"] for flag in ("nnodes", "ft\\-segment", "monitor\\-interval"))

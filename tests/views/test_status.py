@@ -1,17 +1,14 @@
 """`nvrx status` and `nvrx list` on files: what is healthy, what needs a person, and what cannot be told."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.layers import SETTINGS
@@ -34,7 +31,7 @@ INCIDENT = {
     "done": "restarted",
     "down_s": 1.5,
 }
-GOOD: dict[str, Any] = {
+GOOD = {
     "version": 1, "term": 1, "writer": "w", "written": NOW, "interval_s": 5.0, "state": "running", "since": NOW - 100,
     "job": {"job": "7", "run": "r0", "name": "llama", "user": "ann", "partition": "gpu", "hangs_watched": True},
     "began": NOW - 900, "cycle": 4, "waits": None, "end": None, "allocation_ends": NOW + 3600, "nodes": NODES,
@@ -47,7 +44,7 @@ OPEN = [[13, "step", 22.0], [0, "step", 0.2]]
 TRAINS = {"progress": {"ranks": 16, "stepped": 16, "steps": 41, "step_s": 0.5, "open": OPEN}}
 SAVES = {"checkpoint": {"iteration": 18300, "time": NOW - 120, "every_s": 300.0, "iteration_s": 3.0}}
 # What is different from GOOD; the exit code, and what is said.
-CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
+CASES = {
     "good": ({}, 0, ("healthy", "llama", "ann", "cycle 4", "2 active", "1 of 10", "18300", "1 h", "gpu-ecc", "1.5 s")),
     "silent": ({"written": NOW - 41}, 1, ("silent", "41")),
     "as old as three intervals": ({"written": NOW - 14}, 0, ("healthy",)),
@@ -79,12 +76,12 @@ CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def told(*words: str, **env: str) -> Result:
+def told(*words, **env):
     return CliRunner(env=env).invoke(main, list(words), catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("change", "code", "parts"), CASES.values(), ids=CASES)
-def test_what_a_status_means(tmp_path: Path, change: dict[str, Any], code: int, parts: tuple[str, ...]) -> None:
+def test_what_a_status_means(tmp_path, change, code, parts):
     (tmp_path / "status.json").write_text(json.dumps({**GOOD, **change}))
     seen = status.observe(tmp_path, NOW)
     assert seen.code == code, seen
@@ -94,13 +91,13 @@ def test_what_a_status_means(tmp_path: Path, change: dict[str, Any], code: int, 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "3", '"x"', "null", '{"version": 1}', "[" * 10**5, "\x00\xff"])
-def test_a_damaged_status_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_a_damaged_status_is_one_sentence(tmp_path, content):
     (tmp_path / "status.json").write_text(content, encoding="latin-1")
     done = told("status", str(tmp_path))
     assert done.exit_code == 1 and "cannot tell" in done.output and done.output.count("\n") == 2
 
 
-def test_ranks_have_the_age_of_their_sections(tmp_path: Path) -> None:
+def test_ranks_have_the_age_of_their_sections(tmp_path):
     (tmp_path / "status.json").write_text(json.dumps({**GOOD, **TRAINS}))
     lines = status.observe(tmp_path, NOW, ranks=True).lines
     assert lines[-3:] == (
@@ -110,7 +107,7 @@ def test_ranks_have_the_age_of_their_sections(tmp_path: Path) -> None:
     )
 
 
-def test_each_node_has_how_it_starts_ranks(tmp_path: Path) -> None:
+def test_each_node_has_how_it_starts_ranks(tmp_path):
     warmth = {"warmth": ["", "warm: torch", "cold: busy"], "warmth_of": [1, 0, 2]}
     (tmp_path / "status.json").write_text(json.dumps({**GOOD, "ranks": {**GOOD["ranks"], **warmth}}))
     lines = status.observe(tmp_path, NOW, ranks=True).lines
@@ -119,14 +116,14 @@ def test_each_node_has_how_it_starts_ranks(tmp_path: Path) -> None:
     assert lines[-3:] == ("n1  ranks 0-7  busy  warm: torch", "n2  ranks 8-15  busy", "n3  spare  cold: busy")
 
 
-def test_what_is_not_there_cannot_be_told(tmp_path: Path) -> None:
+def test_what_is_not_there_cannot_be_told(tmp_path):
     (tmp_path / "r0").mkdir()
     os.mkfifo(tmp_path / "r0/status.json")  # reading it would never end
     assert told("status", str(tmp_path / "r0")).exit_code == 1
     assert told("status", str(tmp_path)).exit_code == told("status", str(tmp_path / "9")).exit_code == 1
 
 
-def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
+def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path):
     for job, content in {"1/r0": {}, "2/r0": {"written": time.time()}, "2/r1": {"nodes": LOST}}.items():
         (tmp_path / job).mkdir(parents=True)
         (tmp_path / job / "status.json").write_text(json.dumps({**GOOD, "written": time.time(), **content}))
@@ -141,11 +138,11 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
 
 
-def test_a_list_is_a_table_that_fits_80_columns(tmp_path: Path) -> None:
+def test_a_list_is_a_table_that_fits_80_columns(tmp_path):
     costs = {"detect_s": 3.0, "down_s": 1.0, "again_s": 2.0, "recomputed_s": None}
     result = {"code": 93, "reason": "r", "started": "2026-03-01T10:00:00Z", "restarts_used": 1, "restarts": [costs]}
     restarts = {"used": 1, "allowed": 10, "down_s": 2.5}
-    runs: dict[str, dict[str, Any]] = {
+    runs = {
         "1/r0": {}, "2/r1": {"restarts": restarts}, "3/r0": {"checkpoint": None, "nodes": LOST}, "4/r0": {"job": None},
     }  # fmt: skip
     for job, content in runs.items():
@@ -164,7 +161,7 @@ def test_a_list_is_a_table_that_fits_80_columns(tmp_path: Path) -> None:
     assert max(map(len, lines[:2])) <= 80
 
 
-def test_it_is_quick_and_what_it_says_twice_is_the_same() -> None:
+def test_it_is_quick_and_what_it_says_twice_is_the_same():
     """Imports are what it costs; the settings alone take five times as long."""
     code = "import sys, nvrx_slurm.views.status, nvrx_slurm.cli.toolbox; print(*sys.modules)"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}

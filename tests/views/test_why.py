@@ -1,7 +1,5 @@
 """`nvrx why` on the log trees of real jobs, and on damaged ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -27,13 +25,13 @@ RESULT = {
 }  # fmt: skip
 
 
-def told(place: Path, code: int = 0) -> str:
+def told(place, code=0):
     result = CliRunner().invoke(main, ["why", str(place)])
     assert result.exit_code == code, result.output
     return result.output
 
 
-def test_an_ended_job(tmp_path: Path) -> None:
+def test_an_ended_job(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     text = told(tmp_path)
     for part in ("code 1", "cycle 0 failed", "rank 7 on node n3", "gpu-ecc", "2 x gloo-peer", "excluded nodes: n3"):
@@ -41,7 +39,7 @@ def test_an_ended_job(tmp_path: Path) -> None:
     assert "/w/train.py:16" in text and "iteration 4 was" in text and "\x1b" not in text
 
 
-def test_each_thing_is_told_once_and_json_has_all(tmp_path: Path) -> None:
+def test_each_thing_is_told_once_and_json_has_all(tmp_path):
     log = tmp_path / "cycle_0/node_3_n3/rank_7.err"
     log.parent.mkdir(parents=True)
     log.write_text(f"{'noise' * 3}\n" * 41 + "[rank7]: RuntimeError: CUDA error: uncorrectable ECC error\nadvice\n")
@@ -67,7 +65,7 @@ def test_each_thing_is_told_once_and_json_has_all(tmp_path: Path) -> None:
     assert found == [message, "gpu-memory-error", 42, "Report the node.", ["n3"]]
 
 
-def test_the_run_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_that_is_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for code, run in enumerate(("30/r0", "31/r0", "31/r1")):
         (tmp_path / "nvrx_logs" / run).mkdir(parents=True)
@@ -80,7 +78,7 @@ def test_the_run_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "32" in told(Path("32"), 2)
 
 
-def test_a_running_job_tells_what_its_coordinators_said(tmp_path: Path) -> None:
+def test_a_running_job_tells_what_its_coordinators_said(tmp_path):
     (tmp_path / "events").mkdir()
     for term, name in enumerate(("coordinator", "coordinator_term_2_node_1")):
         step = {"wall": 10.0 + term, "commands": [{"type": "Say", "text": f"said in term {term + 1}\n  to do: x"}]}
@@ -90,10 +88,10 @@ def test_a_running_job_tells_what_its_coordinators_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"first_cause": 3}', '{"first_cause": {}}', '{"restarts": [1]}'])
-def test_a_damaged_result_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_a_damaged_result_is_one_sentence(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     assert "result.json" in told(tmp_path, 2)
 
 
-def test_a_directory_without_a_run_is_said(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_is_said(tmp_path):
     assert "neither" in told(tmp_path, 2)

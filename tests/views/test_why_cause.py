@@ -1,7 +1,5 @@
 """The line of `nvrx why` about the first cause: what the rank has said of it, and how it ended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.fast
 SP = "/opt/venv/lib/python3.11/site-packages"
 
 
-def cause_line(code: int, text: str, error: str = "", at: str = "") -> str:
+def cause_line(code, text, error="", at=""):
     """Of a rank that ended with `code`, wrote `text`, and raised `error` in the file `at`."""
     kind = FaultKind.SIGNAL if code < 0 else FaultKind.EXIT
     frames = f'  File "{at or "/w/train.py"}", line 7, in step\n    go()\n'
@@ -39,7 +37,7 @@ def cause_line(code: int, text: str, error: str = "", at: str = "") -> str:
         (7, "", "it exited with code 7, without an exception"),
     ],
 )
-def test_an_end_without_an_exception_tells_what_was_printed(code: int, text: str, told: str):
+def test_an_end_without_an_exception_tells_what_was_printed(code, text, told):
     assert cause_line(code, text).startswith(told)
 
 
@@ -64,6 +62,6 @@ def test_an_end_without_an_exception_tells_what_was_printed(code: int, text: str
         ),
     ],
 )
-def test_an_exception_tells_what_it_is_about(error: str, at: str, told: str):
+def test_an_exception_tells_what_it_is_about(error, at, told):
     line = cause_line(1, "", error, at)
     assert told in line and error.partition("\n")[0] in line

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from nvrx_slurm.core.inprocess.ranks import from_runs, to_runs
+from nvrx_slurm.core.inprocess.renumbering import from_runs, to_runs
 from nvrx_slurm.declared import Record
 
 

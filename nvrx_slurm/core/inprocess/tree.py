@@ -186,18 +186,25 @@ class _Reassignment:
 
     def backfill(self) -> None:
         """In each BACKFILL domain, swap the lowest gaps with the highest active ranks."""
-        levels, order = self.topology.levels, self.order
+        levels = reversed(self.topology.levels)
+        reach = sum(1 for _ in takewhile(lambda level: level.backfill, levels))
+        if not reach:
+            return
         # active ranks by the outermost branch to which the flag reaches
         domains: dict[int, list[int]] = {}
-        reach = sum(1 for _ in takewhile(lambda level: level.backfill, reversed(levels)))
-        for active_rank, leaf in enumerate(order if reach else ()):
-            domains.setdefault(self.topology.lineages[leaf][reach - 1], []).append(active_rank)
+        for rank, leaf in enumerate(self.order):
+            domains.setdefault(self.topology.lineages[leaf][reach - 1], []).append(rank)
         for ranks in domains.values():
-            gaps = [rank for rank in ranks if self.places[order[rank]] <= DEAD]
-            highest = [rank for rank in reversed(ranks) if self.places[order[rank]] > DEAD]
+            is_gap = {rank: self.places[self.order[rank]] <= DEAD for rank in ranks}
+            gaps = [rank for rank in ranks if is_gap[rank]]
+            highest = [rank for rank in reversed(ranks) if not is_gap[rank]]
             for gap, rank in zip(gaps, highest, strict=False):
                 if gap < rank:
-                    order[gap], order[rank] = order[rank], order[gap]
+                    self._swap(gap, rank)
+
+    def _swap(self, one: int, other: int) -> None:
+        order = self.order
+        order[one], order[other] = order[other], order[one]
 
     def finish(self, world_size_filter: Callable[[int], int] | None) -> Places:
         """Apply the filter and number the active leaves.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nvrx_slurm.child import bounded_process
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health import kept, policy, report, runner
+from nvrx_slurm.health import kept, outcome, policy, runner
 from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.hooks import leftovers
 from nvrx_slurm.health.hooks.drains import Drains, recovered
@@ -202,13 +202,13 @@ def _in_hooks(check: Check) -> bool:
     return not _HOOKS.keys().isdisjoint(check.contexts)
 
 
-def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
+def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> outcome.Report:
     """Run the checks and log their failures."""
     left_s = max(_MIN_S, hook.until_s - _RESERVE_S - time.monotonic())
     result = runner.run(
         checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], left_s)
     )
-    found = report.Report(hook.name, hook.when, result.findings, result.notes, result.seconds)
+    found = outcome.Report(hook.name, hook.when, result.findings, result.notes, result.seconds)
     for note in found.notes:
         hook.say(syslog.LOG_WARNING, note)
     for finding in found.findings:
@@ -223,6 +223,6 @@ def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Rep
     return found
 
 
-def _to_drain(found: report.Report) -> list[CheckFinding]:
+def _to_drain(found: outcome.Report) -> list[CheckFinding]:
     """The failures to drain for. Epilog and periodic hook have no job to refuse: they only log the action "fail"."""
     return [finding for finding in found.findings if finding.action == "drain"]

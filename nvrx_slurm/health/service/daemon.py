@@ -33,7 +33,7 @@ from nvrx_slurm.child import bounded_process, processes
 from nvrx_slurm.child.descendants import children
 from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.core.words import one_line
-from nvrx_slurm.health import report
+from nvrx_slurm.health import outcome
 from nvrx_slurm.health.checks.node_service import METHOD, parse_output
 from nvrx_slurm.health.checks.site_checks import require_usable
 from nvrx_slurm.health.service import nvhcd_pb2 as pb
@@ -189,7 +189,7 @@ def _of_script(code: int, printed: str, error: str) -> pb.HealthCheckResponse:
 def _of_own_checks(code: int, printed: str, error: str) -> pb.HealthCheckResponse:
     """Only findings with the action drain or fail count as failures."""
     try:
-        grave = report.from_json(printed).grave
+        grave = outcome.from_json(printed).grave
     except ValueError:
         raise UsageError(
             f"the checks could not be run: {error or f'they ended with {code}'}"

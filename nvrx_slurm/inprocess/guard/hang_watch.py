@@ -11,7 +11,7 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.environment import CallFacts
-from nvrx_slurm.inprocess.guard.page import (
+from nvrx_slurm.inprocess.guard.call_page import (
     GONE,
     ITERATION,
     LEFT,

@@ -35,9 +35,9 @@ from typing import Any, NoReturn
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.environment import CallFacts
 from nvrx_slurm.inprocess.exception import InternalError
+from nvrx_slurm.inprocess.guard.call_page import COUNTED, ITERATION, LEFT, SEEN, Stall
 from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
-from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, Stall
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.store.barriers import ENTRY, BarrierServer

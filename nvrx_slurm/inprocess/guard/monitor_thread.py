@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.guard.page import STOPPING, WAITING, CallPage
+from nvrx_slurm.inprocess.guard.call_page import STOPPING, WAITING, CallPage
 
 # a name of NVRx
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart as RankShouldRestart

@@ -19,7 +19,7 @@ from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import CallFacts
-from nvrx_slurm.inprocess.guard.page import GONE, LOST
+from nvrx_slurm.inprocess.guard.call_page import GONE, LOST
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView, serve
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from itertools import compress
 from typing import Any
 
-from nvrx_slurm.core.inprocess import ranks
+from nvrx_slurm.core.inprocess import renumbering
 from nvrx_slurm.inprocess.attribution import describe, message
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, RestartError, TimeoutError
@@ -184,7 +184,7 @@ class ShiftRanks(_Renumbering):
 
     def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
         """Less by the number of terminated ranks below."""
-        return ranks.shifted(rank, terminated)
+        return renumbering.shifted(rank, terminated)
 
 
 class FillGaps(_Renumbering):
@@ -192,7 +192,7 @@ class FillGaps(_Renumbering):
 
     def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
         """The rank itself or a gap."""
-        return ranks.filled(rank, world_size, terminated)
+        return renumbering.filled(rank, world_size, terminated)
 
 
 # --- one rank computes for all ----------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Leadership:
     @functools.cached_property
     def healthy(self) -> list[int]:
         """The ranks that take part."""
-        return ranks.lowest_healthy(self._size, self._size, self._terminated)
+        return renumbering.lowest_healthy(self._size, self._size, self._terminated)
 
     def _given_keys(self, ranks: Sequence[int]) -> list[str]:
         """Keys in the stable store, one per rank."""
@@ -355,8 +355,10 @@ class FilterCountGroupedByKey(RankAssignment):
         name = f"FilterCountGroupedByKey {self.place}"
         leadership = Leadership(ctx, name, self.place, self.timeout)
         leadership.give(lambda: key_of(self.key_or_fn, ctx.state))
-        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(leadership.healthy, leadership.given())))
-        return replace(ctx, terminated_ranks=ctx.terminated_ranks | ranks.from_runs(discarded))
+        discarded = leadership.decide(
+            lambda: renumbering.to_runs(self._discarded(leadership.healthy, leadership.given()))
+        )
+        return replace(ctx, terminated_ranks=ctx.terminated_ranks | renumbering.from_runs(discarded))
 
     def _discarded(self, healthy: list[int], keys: list[bytes]) -> list[int]:
         failing = {key: count for key, count in Counter(keys).items() if not self.condition(count)}

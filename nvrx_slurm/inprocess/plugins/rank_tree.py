@@ -15,7 +15,7 @@ from datetime import timedelta
 from enum import Flag, auto
 from typing import Any
 
-from nvrx_slurm.core.inprocess import ranks
+from nvrx_slurm.core.inprocess import renumbering
 from nvrx_slurm.core.inprocess.tree import (
     DEAD,
     Level,
@@ -163,7 +163,7 @@ def _packed(healthy_ranks: Sequence[int], given: Sequence[bytes]) -> str:
     by_path: dict[str, list[int]] = {}
     for rank, one in zip(healthy_ranks, given, strict=True):
         by_path.setdefault(text_of(one), []).append(rank)
-    text = json.dumps({path: ranks.to_runs(members) for path, members in by_path.items()})
+    text = json.dumps({path: renumbering.to_runs(members) for path, members in by_path.items()})
     return base64.b85encode(zlib.compress(text.encode())).decode()
 
 
@@ -172,5 +172,5 @@ def _unpacked(text: str) -> dict[int, list[str]]:
     by_path = json.loads(zlib.decompress(base64.b85decode(text)))
     keys: dict[int, list[str]] = {}
     for path, runs in by_path.items():
-        keys.update(dict.fromkeys(ranks.from_runs(runs), json.loads(path)))
+        keys.update(dict.fromkeys(renumbering.from_runs(runs), json.loads(path)))
     return keys

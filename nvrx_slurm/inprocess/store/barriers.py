@@ -43,7 +43,7 @@ from nvrx_slurm.core.inprocess.barrier import (
     Status,
     barrier_result,
 )
-from nvrx_slurm.core.inprocess.ranks import to_runs
+from nvrx_slurm.core.inprocess.renumbering import to_runs
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.guard.launcher import note_restart
 from nvrx_slurm.inprocess.store.stores import CLOSED, StoreLost, StoreView

@@ -23,6 +23,7 @@ _WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Reme
 _TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
 _STOPPED_BYTES = 16 << 10  # of a rank without an exception, for which a plan waits
 _ERROR_FILE_BYTES = 1 << 20
+_MESSAGE_CHARS = 500
 _ROOM_BYTES = 16 << 10  # a print or a traceback takes as much
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
@@ -175,19 +176,26 @@ def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFau
     from nvrx_slurm.core.attribution.raised import clean, raised_in  # not at the start either
 
     message, traceback = _read_error_file(error_file)
-    end = clean(_written(stderr_file, 0.0)[0].decode("utf-8", "replace")) if not traceback else ""
-    last_line = end[end.rstrip().rfind("\n") + 1 :].strip()
-    if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
-        return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
-    if fault.kind is FaultKind.EXIT and not traceback and (raised := raised_in(end)) is not None:
-        message, traceback = message or raised.headline, raised.traceback
-    traceback = traceback or _stacks_in(end[-_TAIL_BYTES:])
-    if not message and traceback and fault.kind is FaultKind.EXIT:
+    exited = fault.kind is FaultKind.EXIT
+    if not traceback:
+        end = clean(_written(stderr_file, 0.0)[0].decode("utf-8", "replace"))
+        last_line = end.strip().rpartition("\n")[2].strip()
+        if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
+            why = last_line.removeprefix(_CANNOT_START)[:_MESSAGE_CHARS]
+            return replace(fault, kind=FaultKind.SPAWN, message=why)
+        raised = raised_in(end) if exited else None
+        if raised is not None:
+            message = message or raised.headline
+            traceback = raised.traceback
+        traceback = traceback or _stacks_in(end[-_TAIL_BYTES:])
+    if exited and traceback and not message:
         message = traceback.rstrip().splitlines()[-1]
-    if fault.kind is FaultKind.HANG:  # the monitor made the rank print its stacks: only these are of interest
-        traceback = traceback.partition("\n\n")[2].partition(_MODULES)[0] if traceback.startswith(_FATAL) else traceback
-    message = message.partition("\n")[0]
-    return replace(fault, message=fault.message or message[:500], traceback=traceback[-_TAIL_BYTES:])
+    is_dump = fault.kind is FaultKind.HANG and traceback.startswith(_FATAL)
+    if is_dump:  # the monitor made the rank print its stacks: only these are of interest
+        stacks = traceback.partition("\n\n")[2]
+        traceback = stacks.partition(_MODULES)[0]
+    message = fault.message or message.partition("\n")[0][:_MESSAGE_CHARS]
+    return replace(fault, message=message, traceback=traceback[-_TAIL_BYTES:])
 
 
 def _read_error_file(path: Path) -> tuple[str, str]:

@@ -28,17 +28,31 @@ _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 def write_result(path: Path, data: dict[str, Any]) -> None:
     """result.json: `data`, and the restarts in process, which the wrapper has noted in the log tree. In a thread."""
-    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())  # first: the notes are many files, and of ranks
-    data["inprocess_restarts"] = found = list[dict[str, Any]]()
-    notes = [last_bytes(file, _NOTES_BYTES) for file in sorted(path.parent.glob(f"cycle_*/{IN_PROCESS_NAME}"))]
-    for line in b"".join(notes).splitlines()[-_NOTES_LISTED:]:
+    _write(path, data)  # first: the notes are many files, and of ranks
+    notes = _in_process_restarts(path.parent)
+    data["inprocess_restarts"] = notes
+    if notes:
+        told = f"restarts in process: {len(notes)}"
+        data["summary"] = f"{data['summary']}, {told}" if data["summary"] else told
+    _write(path, data)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _in_process_restarts(run: Path) -> list[dict[str, Any]]:
+    """The last notes of wrappers, oldest first."""
+    files = sorted(run.glob(f"cycle_*/{IN_PROCESS_NAME}"))
+    lines = b"".join(last_bytes(file, _NOTES_BYTES) for file in files).splitlines()
+    found = []
+    for line in lines[-_NOTES_LISTED:]:
         # A rank can write what it likes.
         with contextlib.suppress(ValueError, TypeError, KeyError):
             note = parsed(line)
-            found.append({"cycle": int(note["cycle"]), "iteration": int(note["iteration"]), "why": str(note["why"])})
-    if found:
-        data["summary"] = ", ".join(filter(None, [data["summary"], f"restarts in process: {len(found)}"]))
-    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())
+            cycle, iteration = int(note["cycle"]), int(note["iteration"])
+            found.append({"cycle": cycle, "iteration": iteration, "why": str(note["why"])})
+    return found
 
 
 def write_hang(path: Path, command: HangFound) -> None:
@@ -48,7 +62,7 @@ def write_hang(path: Path, command: HangFound) -> None:
     """
     content = plain(command) | {"culprits": [culprit.rank for culprit in command.culprits]}
     path.parent.mkdir(exist_ok=True)
-    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+    _write(path, content)
 
 
 def sentence(done: JobOver) -> str:
@@ -103,16 +117,26 @@ def failure_table(faults: Sequence[t.FaultRecord], culprit: int) -> list[str]:
     """
     from nvrx_slurm.core.attribution.rules import named  # not at the start
 
-    lines = [f"failed in cycle {faults[0].cycle}:", _COLUMNS.format("time", "rank", "local", "node", "ended by")]
+    lines = [f"failed in cycle {faults[0].cycle}:"]
+    lines.append(_COLUMNS.format("time", "rank", "local", "node", "ended by"))
     for fault in faults[:_ROWS_SHOWN]:
-        number, local = (str(fault.rank), str(fault.local_rank)) if fault.rank >= 0 else ("-", "-")
-        at = f"+{fault.at_s:.2f}s"
+        is_rank = fault.rank >= 0
+        how = _ended_by(fault)
         rule = named(fault.rule)
-        is_victim = rule is not None and rule.role is t.LineRole.ECHO and fault.rank != culprit
-        how = _ended_by(fault) + f", a victim ({fault.rule})" * is_victim
-        lines.append(_COLUMNS.format(at, number, local, f"{fault.infra_rank} ({fault.host})", how))
+        if rule is not None and rule.role is t.LineRole.ECHO and fault.rank != culprit:
+            how += f", a victim ({fault.rule})"
+        cells = (
+            f"+{fault.at_s:.2f}s",
+            fault.rank if is_rank else "-",
+            fault.local_rank if is_rank else "-",
+            f"{fault.infra_rank} ({fault.host})",
+            how,
+        )
+        lines.append(_COLUMNS.format(*cells))
     more = len(faults) - _ROWS_SHOWN
-    return lines + ([f"  and {more} more, see result.json"] if more > 0 else [])
+    if more > 0:
+        lines.append(f"  and {more} more, see result.json")
+    return lines
 
 
 def _ended_by(fault: t.FaultRecord) -> str:

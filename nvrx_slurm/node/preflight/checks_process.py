@@ -19,7 +19,7 @@ from typing import NamedTuple
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.words import one_line
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import report
+from nvrx_slurm.health import outcome
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Spawned, spawn
 from nvrx_slurm.system import bounded
 
@@ -33,7 +33,7 @@ _REFUSES = "nvrx health: "
 class ChecksAnswer(NamedTuple):
     """One answer of `health.check_server`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
 
-    report: report.Report
+    report: outcome.Report
     used_mb: Mapping[str, float] | None
 
 
@@ -115,7 +115,7 @@ class ChecksProcess(SupervisedProcess):
 
     def _take(self, line: str) -> None:
         """An answer, or (of its stderr) a sentence, or both: a sentence may have no end."""
-        said, mark, told = line.rpartition(report.ANSWER)
+        said, mark, told = line.rpartition(outcome.ANSWER)
         text = one_line(said if mark else told)
         if text.startswith(_REFUSES) and not self._answered:
             self._refusal = text.removeprefix(_REFUSES)
@@ -123,7 +123,7 @@ class ChecksProcess(SupervisedProcess):
             self._say_once(text)
         if not mark:
             return
-        found, plain = report.from_json(told), json.loads(told)
+        found, plain = outcome.from_json(told), json.loads(told)
         used_mb = plain.get("used_mb")
         answer = ChecksAnswer(found, used_mb)
         if not plain.get("asked"):
@@ -137,7 +137,7 @@ class ChecksProcess(SupervisedProcess):
     # --- its end --------------------------------------------------------------------------------------------
 
     def _on_exit(self, pid: int, code: int) -> None:
-        refused = code == report.EXIT_USAGE and not self._answered
+        refused = code == outcome.EXIT_USAGE and not self._answered
         for asked in self._asked.values():
             while asked:
                 if (future := asked.popleft()).done():

@@ -16,8 +16,8 @@ from typing import Any
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.words import one_line
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health import report
-from nvrx_slurm.health.report import Verdict
+from nvrx_slurm.health import outcome
+from nvrx_slurm.health.outcome import Verdict
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.preflight.checks_process import ChecksAnswer, ChecksProcess, Spawned
 from nvrx_slurm.node.preflight.head_start import ANSWER_MARGIN_S, PreflightSpec
@@ -137,7 +137,7 @@ class Preflight:
         """Why the node is not fit, or "". What the checks could not tell is said, and changes nothing."""
         found, unfit = answer.report, []
         for finding in found.findings:
-            if finding.verdict is Verdict.FAIL and finding.action in report.GRAVE:
+            if finding.verdict is Verdict.FAIL and finding.action in outcome.GRAVE:
                 unfit.append(f"{finding.check}: {finding.text}")
             elif finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN):
                 word = "cannot tell" if finding.verdict is Verdict.UNKNOWN else "warns"

@@ -7,7 +7,7 @@ from functools import partial
 
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.publish.publisher import Viewer, WaitLines
-from nvrx_slurm.node.publish.status import StatusFile
+from nvrx_slurm.node.publish.status_file import StatusFile
 
 
 def listeners(job: NodeJob, began_s: float, say: Callable[[str], None]) -> list[Viewer]:
@@ -22,13 +22,13 @@ def listeners(job: NodeJob, began_s: float, say: Callable[[str], None]) -> list[
 
         found.append(Comment(partial(job.control.set_comment, job.slurm.job_id), say))
     if job.metrics_file is not None:
-        from nvrx_slurm.node.publish.metrics import MetricsFile
+        from nvrx_slurm.node.publish.collectors import MetricsFile
 
         found.append(MetricsFile(job.metrics_file, say))
     if job.otlp is not None and job.otlp.problem:
         say(job.otlp.problem)
     elif job.otlp is not None:
-        from nvrx_slurm.node.publish.metrics import MetricsPush
+        from nvrx_slurm.node.publish.collectors import MetricsPush
 
         found.append(MetricsPush(job.otlp, say))
     return found

@@ -131,15 +131,28 @@ class Publisher:
 
     def publish(self) -> None:
         """Publish how the job is now."""
-        core, unix_s = self._core, time.time()
-        found = status(core, self._since, self._loop.time(), unix_s, self._counted())
-        head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
-        view = {**head, **self._head, **found}
+        now = time.time()
+        found = status(self._core, self._since, self._loop.time(), now, self._counted())
+        view = {
+            "version": VERSION,  # readers of the file look for these four at its beginning
+            "term": found["term"],
+            "writer": self._writer,
+            "written": now,
+            **self._head,
+            **found,
+        }
         if self._watch is not None and self._watch.facts:
             view["checkpoint"] = self._watch.facts
-        members, cycle = core.roster.members, core.job.cycle
-        self._paces = {node: pace for node, pace in self._paces.items() if node in members and pace.cycle == cycle}
-        self._views.put("the view", partial(self._complete, view, snapshot(core), [*self._paces.values()]))
+        self._forget_old_paces()
+        paces = list(self._paces.values())
+        self._views.put("the view", partial(self._complete, view, snapshot(self._core), paces))
+
+    def _forget_old_paces(self) -> None:
+        """Keep what members have told of the present cycle."""
+        members = self._core.roster.members
+        for node, pace in list(self._paces.items()):
+            if node not in members or pace.cycle != self._core.job.cycle:
+                del self._paces[node]
 
     # --- in threads -------------------------------------------------------------------------------------------
 

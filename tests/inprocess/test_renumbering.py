@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.inprocess import ranks
+from nvrx_slurm.core.inprocess import renumbering
 
 pytestmark = pytest.mark.process
 
@@ -31,7 +31,7 @@ def slow_fill(size, terminated):
 @given(worlds())
 def test_shift(world):
     size, terminated = world
-    got = [ranks.shifted(rank, terminated) for rank in range(size) if rank not in terminated]
+    got = [renumbering.shifted(rank, terminated) for rank in range(size) if rank not in terminated]
     assert got == list(range(size - len(terminated)))
 
 
@@ -39,7 +39,7 @@ def test_shift(world):
 @given(worlds())
 def test_fill(world):
     size, terminated = world
-    got = {rank: ranks.filled(rank, size, terminated) for rank in range(size) if rank not in terminated}
+    got = {rank: renumbering.filled(rank, size, terminated) for rank in range(size) if rank not in terminated}
     assert got == slow_fill(size, terminated)
     assert sorted(got.values()) == list(range(size - len(terminated)))
     assert all(new == old for old, new in got.items() if old < size - len(terminated))
@@ -49,13 +49,13 @@ def test_fill(world):
 @given(worlds(), st.integers(0, 4))
 def test_lowest_healthy(world, count):
     size, terminated = world
-    assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
+    assert renumbering.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
 
 
 @settings(max_examples=30)
 @given(st.sets(st.integers(0, 60)))
 def test_runs(some):
-    text = ranks.to_runs(some)
-    assert ranks.from_runs(text) == some
+    text = renumbering.to_runs(some)
+    assert renumbering.from_runs(text) == some
     assert len(text.split()) == sum(rank - 1 not in some for rank in some)
-    assert ranks.to_runs({9, 3, 4, 5}) == "3-5 9"
+    assert renumbering.to_runs({9, 3, 4, 5}) == "3-5 9"
