@@ -18,6 +18,10 @@ looks for the signatures below. No service and no network are needed. It takes a
 - **Headline:** the first line of the exception that ended the rank: behind the last traceback's last frame, or
   torchelastic's error file. Colours, time stamps and prefixes such as `[rank3]:` do not matter. Torch's advice and C++
   frames are context. An exception that only tells of another one (`ChildFailedError`) does not count.
+- **Chains:** where no rule knows the headline as a cause, the exceptions before it count: what it was raised from, what
+  was handled, the others of its group. One that is only printed above, or ended a thread, gives a guess.
+- **Two owners:** where the table names two, the text cannot tell whose the failure is. Such a rule is a guess.
+- **Slurm cancels a step** also because one of its ranks has ended: only a reason, or a cancelled job, is a cause.
 - **Where a rule looks:** an *exception* rule looks at the exception that ended the rank; without one, at its last five
   lines, or at what native code said before SIGABRT. An *output* rule looks at all output behind the last progress.
 - **Place before words:** the innermost frames before the script's own tell with what an exception is concerned: a
@@ -108,7 +112,8 @@ def render():
 
 
 def _row(s):
-    blame = s.blame.value + (", the node if only its ranks print it" if s.one_node else "")
+    owners = [s.blame.value, *([s.or_blame.value] if s.or_blame else [])]
+    blame = " or ".join(owners) + (", the node if only its ranks print it" if s.one_node else "")
     cells = [s.topic, f"`{s.name}`", s.role.value, blame, s.confidence.value, s.remedy.value]
     where = "exception" if not s.printed else "output, field" if s.is_field else "output"
     cells += [where, ", ".join(map(_code, s.texts))]

@@ -8,6 +8,7 @@ from nvrx_slurm.core.attribution.evidence import examine
 from nvrx_slurm.core.attribution.fields import PARSERS, fields_of, have
 from nvrx_slurm.core.attribution.named_node import UNNAMED, JobNode, host_of, placed
 from nvrx_slurm.core.attribution.verdict import judge
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, FaultKind, RankFault, Remedy
 
 pytestmark = pytest.mark.fast
@@ -27,9 +28,14 @@ LINES = {
     },
     "amdgpu 0000:c1:00.0: amdgpu: device lost from bus!": {"device": "0000:c1:00.0"},
     "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***": {
-        "job": "77.0", "by": "n1", "reason": "TIME LIMIT",
+        "what": "STEP", "job": "77.0", "by": "n1", "reason": "TIME LIMIT",
     },
-    "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-03-01T10:00:00 ***": {"job": "77", "by": "n1"},
+    "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-03-01T10:00:00 ***": {
+        "what": "JOB", "job": "77", "by": "n1",
+    },
+    "srun: error: Node failure on n[07-09,12]": {"node": "n[07-09,12]", "reason": "Node failure"},
+    "slurmctld: error: Nodes n7 not responding, setting DOWN": {"node": "n7", "down": "not responding"},
+    "slurmctld: Killing JobId=77 on failed node n7": {"node": "n7", "down": "failed node"},
     "srun: error: Node failure on n7": {"node": "n7", "reason": "Node failure"},
     "srun: error: Task launch for StepId=881.0 failed on node n7: no answer": {"job": "881.0", "node": "n7"},
     "n3:1:2 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.7<4791> with status=12 opcode=1": {
@@ -55,6 +61,13 @@ LINES = {
     "(raylet) The node with node id: 4b and node name: n7 has been marked dead because": {"node": "n7"},
     "OSError: [Errno 28] No space left on device": {"code": "28"},
 }  # fmt: skip
+
+
+def test_a_list_of_nodes_that_slurm_names_counts():
+    line = "srun: error: Node failure on n[07-09]"
+    fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 1, 9, 1)
+    fault = replace(fault, finding=examine(fault, line.encode()))
+    assert placed(fault, [JobNode("n1"), JobNode("n07")]).finding.node == "n[07-09]"
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -139,7 +139,7 @@ def test_one_lost_node_goes_before_what_its_peers_say() -> None:
 
 
 def test_a_rule_about_a_node_that_many_nodes_show_excludes_none() -> None:
-    line = FAILURES["gpu-missing"][0]
+    line = FAILURES["gpu-not-initialized"][0]
     verdict = judge([report(rank, line) for rank in (0, 2, 4)], 4)
     assert verdict is not None and verdict.nodes == 3
     assert (verdict.remedy, verdict.confidence) == (Remedy.RESTART, Confidence.LIKELY)

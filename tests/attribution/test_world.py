@@ -62,7 +62,8 @@ def test_likely_is_earned() -> None:
     done = [*first.tries((*seen, *world.cases("seen"), *world.cases("negatives")))]
     wrong = [f"{one.id}: {one.found}, not {one.topic}" for one in done if one.confident and not one.right]
     assert not wrong
-    assert sum(one.confident for one in done) > len(done) / 2
+    told = [one for one in done if one.blame != Blame.UNKNOWN.value]  # an echo has no owner
+    assert sum(one.confident for one in told) > len(told) / 2
 
 
 @pytest.mark.parametrize("name", [case.id for case in world.cases("negatives")])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from nvrx_slurm.core.attribution.chains import of_chain
 from nvrx_slurm.core.attribution.fields import fields_of
 from nvrx_slurm.core.attribution.matches import (
     DETAILS,
@@ -19,7 +20,15 @@ from nvrx_slurm.core.attribution.matches import (
 )
 from nvrx_slurm.core.attribution.named_node import UNNAMED
 from nvrx_slurm.core.attribution.places import RaisedPlace, is_of_io, place_of
-from nvrx_slurm.core.attribution.raised import RAISED, WRAPPERS, clean, failing_line, raised_in
+from nvrx_slurm.core.attribution.raised import (
+    OF_CODE,
+    RAISED,
+    WRAPPERS,
+    clean,
+    failing_line,
+    frames,
+    raised_in,
+)
 from nvrx_slurm.core.attribution.reached import progress
 from nvrx_slurm.core.attribution.rules import named, used
 from nvrx_slurm.core.attribution.signatures import Signature
@@ -47,10 +56,8 @@ _FACTS = (Blame.NODE, Blame.SLURM)
 _NATIVE_LINE = re.compile(
     rb"what\(\):|terminated with exception|check failed|failed call to|\bfailed:"
 )
-# Exceptions that a script raises by itself; others may be raised because of something else.
-_OF_CODE = re.compile(
-    r"(?:Key|Value|Type|Index|Name|Attribute|Assertion|ZeroDivision|UnboundLocal|NotImplemented|Lookup|Unicode\w+)Error"
-)
+# Those that a library raises to say something: whose failure it is, the words have to tell.
+_CARRIES = re.compile(r"(?:Value|Assertion|NotImplemented|Lookup)Error")
 # Headlines of CUDA, NCCL and NVML. Another exception may quote what somebody else wrote. So may a RuntimeError that
 # does not name the library before the first quote.
 _OF_DEVICE = re.compile(
@@ -76,7 +83,7 @@ class _Precedence(NamedTuple):
 
 
 def _is_no_node(s: Signature) -> bool:
-    return s.blame is not Blame.NODE
+    return s.blame is not Blame.NODE or s.or_blame is not None
 
 
 _CAUSE, _ECHO, _EACH = (LineRole.CAUSE,), (LineRole.ECHO,), tuple(LineRole)
@@ -102,17 +109,31 @@ def examine(
 
     By `signatures`, or else by all rules of this process.
     """
-    ended_by = _ended_by(fault)
     signatures = used() if signatures is None else signatures
     texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
+    elsewhere = [*printed(texts, signatures)]
+    found = _examined(fault, texts, signatures, elsewhere)
+    if not _is_raised(fault):
+        return found
+    return of_chain(fault, found, texts[0], lambda one: _examined(one, (), signatures, ()))
+
+
+def _examined(
+    fault: RankFault,
+    texts: Sequence[bytes],
+    signatures: Sequence[Signature],
+    elsewhere: Sequence[Match],
+) -> Finding:
+    """The finding by the exception, or what stands for it, and by matches `elsewhere`."""
+    ended_by = _ended_by(fault)
     own = _is_raised(fault)
-    lines = _lines(fault, own, texts[0])
+    lines = _lines(fault, own, texts[0] if texts else b"")
     headline = lines[0].decode("utf-8", "replace")
     where = place_of(headline, fault.traceback) if own else None
     has_vetoes = where is not None and (is_of_io(fault.message) or not where.rule)
     vetoes = where.vetoes if where is not None and has_vetoes else ()
     matches = [one for one in told(lines, signatures) if one.signature.topic not in vetoes]
-    matches += printed(texts, signatures)
+    matches += elsewhere
     found = []
     for match in matches:
         weighed = _weighed(match, where)
@@ -164,7 +185,7 @@ def _named_node(fields: Mapping[str, str]) -> str:
 
 def _of_exception(found: list[Match], headline: str) -> Match | None:
     """For a rank that ended by its own exception: the best match of the first row that has one."""
-    if _OF_CODE.match(headline):
+    if OF_CODE.match(headline):
         return _first_of(_RAISED_BY_CODE, found)
     for row in _RAISED:
         best = _first_of((row,), found)
@@ -230,7 +251,8 @@ def _may_explain(s: Signature, fault: RankFault, ended_by: int) -> bool:
     if fault.kind is not FaultKind.HANG and ended_by in (0, _SIGABRT):
         return True
     may_be_user = s.blame is not Blame.USER or s.kills
-    return may_be_user and (s.role is not LineRole.ECHO or ended_by == _SIGTERM)
+    is_end = ended_by == _SIGTERM or s.blame is Blame.SLURM
+    return may_be_user and (s.role is not LineRole.ECHO or is_end)
 
 
 def _order(match: Match) -> tuple[int, int, int]:
@@ -325,7 +347,10 @@ def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
     """No rule knows what it printed: how it ended is all there is, with its last lines."""
     ended_by = _ended_by(fault)
     if fault.kind is FaultKind.EXIT and fault.traceback:
-        sure = Confidence.LIKELY if _OF_CODE.match(fault.message) else Confidence.GUESS
+        found = frames(fault.traceback)
+        is_of_script = not _CARRIES.match(fault.message) or (found and not found[0][1])
+        is_sure = OF_CODE.match(fault.message) and is_of_script
+        sure = Confidence.LIKELY if is_sure else Confidence.GUESS
         return _unclear(fault, RAISED, fault.message, "text", Blame.USER, sure)
     if ended_by == _SIGTERM:
         sure = Confidence.LIKELY

@@ -51,7 +51,7 @@ def _is_alike(one: str, other: str) -> bool:
 def placed(fault: RankFault, nodes: Sequence[JobNode]) -> RankFault:
     """The fault with the host that its line means. Without one, its rule does not count."""
     f = fault.finding
-    if f is None or f.node in ("", UNNAMED):
+    if f is None or f.node in ("", UNNAMED) or "[" in f.node:  # a list of Slurm's
         return fault
     host = host_of(f.node, nodes)
     if host:

@@ -6,10 +6,12 @@ Its headline is the first line behind the last frame. What follows it, such as t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 RAISED = "python-exception"  # the rule of an exception that no other rule knows
-_TRACEBACK = "Traceback (most recent call last)"
+FROM, WHILE, THREAD = "from", "while", "thread"  # how an exception follows the one before it
+TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
 _CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
@@ -21,6 +23,10 @@ _LOG_LINE = re.compile(
     r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)"
 )
 _OTHER = re.compile(r"(?!nccl)(?:\w+\.)*\w+(?:Error|Exception|Warning): ")
+# Exceptions that a script raises by itself; others may be raised because of something else.
+OF_CODE = re.compile(
+    r"(?:Key|Value|Type|Index|Name|Attribute|Assertion|ZeroDivision|UnboundLocal|NotImplemented|Lookup|Unicode\w+)Error"
+)
 _FRAME_LINES, _DETAIL_LINES, _PREFIX_CHARS = 600, 16, 200
 # Exceptions that only tell of another one, which is printed before them.
 WRAPPERS = re.compile(
@@ -29,12 +35,18 @@ WRAPPERS = re.compile(
 )
 
 
+# What Python prints between two exceptions of a chain, or between those of a group.
+_CHAIN = re.compile(r"above exception was the direct cause|(handling of the above)|\+-+ \d+ -+$")
+_CHAIN_LINES = 6  # from these words to the traceback, also where two ranks print
+
+
 class RaisedException(NamedTuple):
     """An exception as it was printed, without the prefixes of its lines."""
 
     headline: str
     details: tuple[str, ...]  # the further lines of its message, at most 16 that are not indented
     traceback: str  # from the word Traceback on, to the last detail
+    follows: str  # FROM or WHILE the exception before it; THREAD: it ended a thread
 
 
 def clean(text: str) -> str:
@@ -42,31 +54,38 @@ def clean(text: str) -> str:
     return _ANSI.sub("", text).replace("\r", "\n") if "\x1b" in text or "\r" in text else text
 
 
+def raised(text: str) -> Iterator[RaisedException]:
+    """All exceptions in `text` (of `clean`), the last first."""
+    lines = text.split("\n")
+    for number in range(len(lines) - 1, -1, -1):
+        is_ignored = number and "Exception ignored in" in lines[number - 1]
+        if TRACEBACK in lines[number] and not is_ignored:
+            found = _raised_at(lines, number)
+            if found is None:
+                continue
+            quoted = _quoted(found)
+            yield found if quoted is None else found._replace(follows=FROM)
+            if quoted is not None:
+                yield quoted
+
+
 def raised_in(text: str) -> RaisedException | None:
     """The last exception in `text` (of `clean`) that tells of itself, else the last one; None without any."""
-    lines, wrapper = text.split("\n"), None
-    for number in range(len(lines) - 1, -1, -1):
-        before = lines[number - 1] if number else ""
-        if _TRACEBACK not in lines[number] or before.startswith("Exception ignored in"):
-            continue
-        found = _raised_at(lines, number)
-        if (
-            found is not None
-            and not WRAPPERS.search(found.headline)
-            and not before.startswith("Exception in thread")
-        ):
-            return found
-        wrapper = wrapper or found
+    wrapper = None
+    for one in raised(text):
+        if not WRAPPERS.search(one.headline) and one.follows != THREAD:
+            return one
+        wrapper = wrapper or one
     return wrapper
 
 
 def _raised_at(lines: list[str], first: int) -> RaisedException | None:
     """The exception whose traceback begins with line `first`."""
-    prefix = lines[first][: lines[first].index(_TRACEBACK)].removesuffix("Original ")
+    prefix = lines[first][: lines[first].index(TRACEBACK)].removesuffix("Original ")
     if len(prefix) > _PREFIX_CHARS:
         return None
     boxed = prefix.startswith("╭")
-    told = [lines[first].removeprefix(prefix)] if not boxed else [_TRACEBACK + ":"]
+    told = [lines[first].removeprefix(prefix)] if not boxed else [TRACEBACK + ":"]
     same = None if boxed or not prefix else re.compile(_NUMBER.sub(_digits, re.escape(prefix)))
     headline, details = "", 0
     for line in lines[first + 1 : first + _FRAME_LINES]:
@@ -77,7 +96,7 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
             continue
         line = line[found.end() :] if found else line
         # a checkpoint's exception quotes those of its ranks
-        again = _TRACEBACK in line and "(RANK " not in line
+        again = (TRACEBACK in line and "(RANK " not in line) or _CHAIN.search(line)
         if (
             again
             or (headline and (_LOG_LINE.match(line) or _is_other(line, told)))
@@ -96,7 +115,27 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
     if not headline:
         return None
     at = next(number for number, line in enumerate(told) if line.rstrip() == headline)
-    return RaisedException(headline, tuple(told[at + 1 :]), "\n".join(told).rstrip("\n") + "\n")
+    traceback = "\n".join(told).rstrip("\n") + "\n"
+    return RaisedException(headline, tuple(told[at + 1 :]), traceback, _follows(lines, first))
+
+
+def _quoted(outer: RaisedException) -> RaisedException | None:
+    """The exception of another process, with its frames, that a message quotes as Ray's do."""
+    told = outer.details
+    for at in range(len(told) - 1, 0, -1):
+        if _OTHER.match(told[at]) and told[at - 1].startswith("  "):
+            traceback = "\n".join((f"{TRACEBACK}:", *told[: at + 1], ""))
+            return RaisedException(told[at], told[at + 1 :], traceback, outer.follows)
+    return None
+
+
+def _follows(lines: list[str], first: int) -> str:
+    """How the exception whose traceback begins with line `first` hangs together with the one before it."""
+    if first and "Exception in thread" in lines[first - 1]:
+        return THREAD
+    words = (_CHAIN.search(line) for line in lines[max(0, first - _CHAIN_LINES) : first])
+    found = next(filter(None, words), None)
+    return "" if found is None else WHILE if found[1] else FROM
 
 
 def _is_other(line: str, told: list[str]) -> bool:
@@ -120,8 +159,8 @@ def failing_line(traceback: str) -> str:
 
 def frames(traceback: str) -> list[tuple[str, bool]]:
     """("FILE:LINE in FUNCTION", whether that is a library's) of the same thread, innermost first."""
-    if _TRACEBACK in traceback:
-        found = _FRAME.findall(traceback[traceback.rfind(_TRACEBACK) :])[::-1]
+    if TRACEBACK in traceback:
+        found = _FRAME.findall(traceback[traceback.rfind(TRACEBACK) :])[::-1]
     else:
         found = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
     return [

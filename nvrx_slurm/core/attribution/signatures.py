@@ -32,6 +32,7 @@ class Signature(NamedTuple):
     is_field: bool = False  # what a vendor's own verdict says, with its number or node; no later progress makes it void
     # although it blames the user, it explains a signal that no program sends itself
     kills: bool = False
+    or_blame: Blame | None = None  # the other owner, where the text cannot tell which it is
 
 
 def _signatures(table: str) -> Iterator[Signature]:
@@ -47,16 +48,17 @@ def _signatures(table: str) -> Iterator[Signature]:
             texts, _, pattern = rest.partition(" ~ ")
             # none: of a place only
             words = tuple(texts.strip().split("; ")) if texts.strip() else ()
+            first, _, second = blame.partition("|")
             kind = (
                 LineRole(role),
-                Blame(blame),
+                Blame(first),
                 Confidence(confidence),
                 Remedy(remedy),
                 advice[topic],
                 pattern.strip(),
             )
             known = ("one-node" in flags, "printed" in flags, "field" in flags, "kills" in flags)
-            yield Signature(name, topic, words, *kind, *known)
+            yield Signature(name, topic, words, *kind, *known, Blame(second) if second else None)
 
 
 with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as table:

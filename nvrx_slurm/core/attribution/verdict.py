@@ -30,6 +30,7 @@ _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _SURE = 2  # the highest `_level` of what a rank does not do because of another one
+_FULL = ("disk-full", "checkpoint-not-written")  # a disk that nobody frees stays full
 _MOST_ALIKE = 8  # nodes
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
@@ -59,7 +60,8 @@ class JudgedCause(NamedTuple):
         node = in_words(_finding(self.cause).node or self.cause.host)
         who = {Blame.NODE: node, Blame.USER: "the script or its settings"}
         spread = f", on {self.ranks} ranks of {self.nodes} nodes" if self.ranks > 1 else ""
-        to_blame = f"{who.get(self.blame, self.blame.value)} is to blame"
+        owners = [who.get(one, one.value) for one in owners_of(self.rule, self.blame)]
+        to_blame = f"{' or '.join(owners)} is to blame"
         return f"{to_blame} ({self.confidence.value}): {self.rule}{spread}"
 
 
@@ -131,7 +133,7 @@ def judge(
     echo = f.role is LineRole.ECHO
     is_bad_node = cause.kind in _BAD_NODE
     if echo or (is_bad_node and not f.rule):
-        blame = Blame.NODE if is_bad_node else Blame.UNKNOWN
+        blame = Blame.NODE if is_bad_node else f.blame
         confidence = Confidence.GUESS
     one_node, spawn = _may_lack(f.rule), cause.kind is FaultKind.SPAWN
     lacks = spawn or (one_node and len(same) > 1)
@@ -154,7 +156,7 @@ def judge(
         ranks=len(same),
         nodes=nodes,
         one_node=one_node,
-        times=repeats(f.fingerprint, restarts) if blame is Blame.USER else 1,
+        times=repeats(f.fingerprint, restarts) if blame is Blame.USER or f.rule in _FULL else 1,
         fingerprint=f.fingerprint,
         alone=_is_own(cause, f) and (nodes == 1 or len(alike) > 0),
         alike=alike,
@@ -189,6 +191,15 @@ def _are_alike(one: Finding, other: Finding) -> bool:
     if one.rule not in ("", RAISED):
         return one.rule == other.rule
     return one.fingerprint != "" and one.fingerprint == other.fingerprint
+
+
+def owners_of(rule: str, blame: Blame) -> list[Blame]:
+    """Whose the failure may be: two where the text cannot tell."""
+    from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
+
+    found = named(rule) if rule else None
+    second = found.or_blame if found is not None and found.blame is blame else None
+    return [blame, second] if second else [blame]
 
 
 def _may_lack(rule: str) -> bool:
