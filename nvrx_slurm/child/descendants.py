@@ -46,9 +46,17 @@ def cleans(pid: int) -> bool:
 
     Resource trackers of CPython and loky do, and block both signals while they start. torch_shm_manager does not.
     """
-    blocked, _, ignored = read(pid, "status").partition(b"\nSigBlk:")[2].partition(b"\nSigIgn:")
-    refused = int(blocked or b"0", 16) | int(ignored.split(b"\n")[0] or b"0", 16)
-    return refused & _ENDS == _ENDS or name(pid) == SHM_MANAGER
+    return signals(pid, b"SigBlk", b"SigIgn") & _ENDS == _ENDS or name(pid) == SHM_MANAGER
+
+
+def signals(pid: int, *kinds: bytes) -> int:
+    """A bit for each signal that the process blocks ("SigBlk"), ignores ("SigIgn") or handles, also in a C library
+    ("SigCgt"), as proc(5) has it; 0 where it is gone."""
+    lines = (line.split(b":") for line in read(pid, "status").splitlines())
+    found = 0
+    for kind, *mask in lines:
+        found |= int(mask[0], 16) if kind in kinds else 0
+    return found
 
 
 def below(pid: int, pidfd: int, spare: Callable[[int], bool] = nobody) -> list[int]:

@@ -19,7 +19,7 @@ _REQUEST_DUMP = 0x301
 _ESTABLISHED = 1 << 1
 _INFO = 2  # INET_DIAG_INFO, of what is asked for by bit and told by attribute
 _ERROR, _DONE = 2, 3
-_HEADER = struct.Struct("=LHHLL")  # struct nlmsghdr
+_MESSAGE = struct.Struct("=LHH8x")  # struct nlmsghdr
 _ASKED = struct.Struct("=BBBxL48x")  # struct inet_diag_req_v2
 _INODE_AT, _TOLD_BYTES = 68, 72  # struct inet_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")  # struct rtattr
@@ -56,27 +56,24 @@ def _inodes(pid: int) -> Iterator[int]:
 
 
 def _dump(kernel: socket.socket, family: int, inodes: set[int]) -> int:
+    """Of all that are connected, the bytes of those sockets."""
     asked = _ASKED.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)
-    size = _HEADER.size + len(asked)
-    kernel.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 0, 0) + asked)
+    size = _MESSAGE.size + len(asked)
+    kernel.send(_MESSAGE.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP) + asked)
     total = 0
     while True:
-        part = kernel.recv(_PART_BYTES)
-        while part:
-            length, kind, _, _, _ = _HEADER.unpack_from(part)
-            if kind in (_ERROR, _DONE) or length < _HEADER.size:
+        for kind, told in _parts(kernel.recv(_PART_BYTES), _MESSAGE):
+            if kind in (_ERROR, _DONE):
                 return total
-            total += _bytes(part[_HEADER.size : length], inodes)
-            part = part[length:]
+            (inode,) = struct.unpack_from("=L", told, _INODE_AT)
+            more = told[_TOLD_BYTES:] if inode in inodes else b""
+            for what, info in _parts(more, _ATTRIBUTE):
+                total += sum(_BYTES.unpack_from(info, _BYTES_AT)) if what == _INFO else 0
 
 
-def _bytes(told: bytes, inodes: set[int]) -> int:
-    """Of one socket, if it is one of these."""
-    (inode,) = struct.unpack_from("=L", told, _INODE_AT)
-    at = _TOLD_BYTES if inode in inodes else len(told)
-    while at + _ATTRIBUTE.size <= len(told):
-        length, kind = _ATTRIBUTE.unpack_from(told, at)
-        if kind == _INFO:
-            return sum(_BYTES.unpack_from(told, at + _ATTRIBUTE.size + _BYTES_AT))
-        at += max(4, (length + 3) & ~3)
-    return 0
+def _parts(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Kind and content of what begins with its length and kind, one after another."""
+    while len(data) >= header.size:
+        length, kind = header.unpack_from(data)[:2]
+        yield kind, data[header.size : length]
+        data = data[max(header.size, (length + 3) & ~3) :]

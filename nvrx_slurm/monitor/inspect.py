@@ -104,16 +104,12 @@ def _work(root: int) -> tuple[int, int, int]:
     pids, ticks, moved = [root], 0, 0
     for pid in pids:  # it grows
         pids += descendants.children(pid)
-        ticks += sum(map(int, descendants.read(pid, "stat").rpartition(b")")[2].split()[11:15]))
+        ticks += _stat(pid)[1]
         moved += sum(int(line.split()[1]) for line in descendants.read(pid, "io").splitlines()[:2])
     return ticks, moved, traffic.moved(pids)
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State of the process and its processor time in ticks; "Z" if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            found = stat.read().rpartition(b")")[2].split()
-        return found[0].decode(), int(found[11]) + int(found[12])
-    except (OSError, IndexError, ValueError):
-        return "Z", 0
+    """State of the process, and its processor time in ticks with that of its children that ended; "Z" if it is gone."""
+    fields = descendants.read(pid, "stat").rpartition(b")")[2].split()
+    return (fields[0].decode(), sum(map(int, fields[11:15]))) if fields else ("Z", 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from nvrx_slurm.child import descendants
 from nvrx_slurm.monitor.inspect import RECORD
 from nvrx_slurm.monitor.kill import END_SIGNAL, INSPECT_SIGNAL
 from nvrx_slurm.system import bounded
@@ -53,20 +55,10 @@ def print_stacks(fd: int) -> None:
     """
     if signal.getsignal(END_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(END_SIGNAL, file=2, all_threads=True, chain=True)
-    if signal.getsignal(INSPECT_SIGNAL) is signal.SIG_DFL and not _is_caught(INSPECT_SIGNAL):
+    # Python does not know the handlers of C libraries
+    handled = descendants.signals(os.getpid(), b"SigCgt", b"SigIgn")
+    if not handled & 1 << (INSPECT_SIGNAL - 1):
         faulthandler.register(INSPECT_SIGNAL, file=fd, all_threads=True, chain=False)
-
-
-def _is_caught(signum: int) -> bool:
-    """Whether this process has a handler, also one of a C library, of which Python does not know (proc(5), SigCgt)."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            masks = dict(
-                line.split(":", 1) for line in file if line.startswith(("SigCgt", "SigIgn"))
-            )
-    except OSError:
-        return False
-    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks.values())
 
 
 def facts() -> bytes:

@@ -85,12 +85,7 @@ def open_member(pid: int, session: int) -> int | None:
 
 def handles(pidfd: int, pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            text = status.read()
-        caught = int(text.split(b"SigCgt:")[1].split(None, 1)[0], 16)
-    except (OSError, IndexError, ValueError):
-        return False
+    caught = descendants.signals(pid, b"SigCgt")
     # The status of a dead process may have been that of a successor with the same number.
     return bool(caught & 1 << (signum - 1)) and not is_dead(pidfd)
 

@@ -19,7 +19,7 @@ PAGE = "NVRX_PAGE"
 _MODULE = "torch.optim.optimizer"
 _WORDS = 6
 _READ_WRITE, _SHARED = 3, 1  # of mmap(2)
-_HIGHEST_FD = 1000
+_HIGH_FD, _DUPFD_CLOEXEC = 1000, 1030  # see fcntl(2)
 _ENV_START = 47  # in /proc/self/stat, after the name
 _STEP, _STEPS, _FIRST, _LONGEST, _SINCE = 0, 1, 2, 4, 5
 
@@ -59,13 +59,14 @@ def counter(words, pid):
     """The hook of process `pid`. Others, which it has forked, do not count.
 
     Steps are those of the optimizer that made the first one, until it is gone; others only show that the rank lives.
+    DeepSpeed has its step once for each group of parameters: the group that was first counts.
     """
     getpid, frame_of = os.getpid, sys._getframe
-    first, code = _nothing, None
+    first, head, code = _nothing, _nothing, None
     steps = last_ns = longest_ns = 0
 
     def after_step(optimizer, args, kwargs):
-        nonlocal first, code, steps, last_ns, longest_ns
+        nonlocal first, head, code, steps, last_ns, longest_ns
         if getpid() != pid:
             return
         now_ns = monotonic_ns()
@@ -76,19 +77,25 @@ def counter(words, pid):
         if first() is not optimizer:
             if first() is not None:
                 return
-            first, code = ref(optimizer), _code_of(type(optimizer).step)
-        if (
-            frame_of(2).f_code is code
-        ):  # a class of the user, whose step calls that of its base: the outer one counts
+            first, head, code = ref(optimizer), _nothing, _code_of(type(optimizer).step)
+        # a class of the user, whose step calls that of its base: the outer one counts
+        if frame_of(2).f_code is code:
             return
+        try:
+            params = optimizer.param_groups[0]["params"]
+            if head() is not (params[0] if params else None):
+                if head() is not None:
+                    return
+                head = ref(params[0])
+        except Exception:  # a class of the user has groups of its own
+            head = _nothing
         steps += 1
         words[_STEPS] = steps
         if steps < 3:
             words[_FIRST + steps - 1] = now_ns
 
-    after_step._torchdynamo_disable = (
-        True  # as torch.compiler.disable() does: dynamo calls it and does not trace it
-    )
+    # as torch.compiler.disable() does: dynamo calls it and does not trace it
+    after_step._torchdynamo_disable = True
     return after_step
 
 
@@ -112,21 +119,21 @@ def _open(agent, number, inode, flags):
     return fd
 
 
+def _libc():
+    ctypes = sys.modules["ctypes"]  # torch has imported it
+    return ctypes, ctypes.CDLL(None, use_errno=True)
+
+
 def _words(fd, size, word):
     """The words, without an open descriptor: scripts close those that they do not know, or count them."""
-    ctypes = sys.modules["ctypes"]  # torch has imported it
-    mmap = ctypes.CDLL(None, use_errno=True).mmap
-    mmap.restype = ctypes.c_void_p
-    mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
-    start = mmap(None, size, _READ_WRITE, _SHARED, fd, 0)
+    ctypes, libc = _libc()
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+    start = libc.mmap(None, size, _READ_WRITE, _SHARED, fd, 0)
     os.close(fd)
     if start == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap")
-    return (
-        memoryview((ctypes.c_char * size).from_address(start))
-        .cast("B")
-        .cast("q")[word : word + _WORDS]
-    )
+    return memoryview((ctypes.c_int64 * _WORDS).from_address(start + 8 * word)).cast("B").cast("q")
 
 
 def _print_stacks(fd, signum):
@@ -134,28 +141,15 @@ def _print_stacks(fd, signum):
 
     The descriptor has a number that no other one gets: the script may close it, and what it opens then is its own.
     """
-    high = next(
-        number
-        for number in range(min(_HIGHEST_FD, os.sysconf("SC_OPEN_MAX") - 1), fd, -1)
-        if _is_free(number)
-    )
-    os.dup2(fd, high, inheritable=False)
+    high = _libc()[1].fcntl(fd, _DUPFD_CLOEXEC, min(_HIGH_FD, os.sysconf("SC_OPEN_MAX")) - 1)
     os.close(fd)
     faulthandler = sys.modules["faulthandler"]  # PYTHONFAULTHANDLER has imported it
     if not _is_caught(signum):
         faulthandler.register(signum, file=high, all_threads=True, chain=False)
 
 
-def _is_free(number):
-    try:
-        os.fstat(number)
-    except OSError:
-        return True
-    return False
-
-
 def _is_caught(signum):
-    """Or ignored (proc(5), SigCgt and SigIgn)."""
+    """Or ignored (proc(5))."""
     with open("/proc/self/status") as file:
         masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigIgn"))]
     return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)

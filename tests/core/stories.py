@@ -34,6 +34,7 @@ from nvrx_slurm.declared import replace
 
 from .samples import a_fault, a_node, a_plan, coordinator_settings
 
+_WORK = {"computes": (0, 0, 0, 9999, 0, 0)}
 ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict=True))
 _AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
 
@@ -194,6 +195,7 @@ class Story:
         messages = {
             "fails": lambda: t.RanksFailed(1, cycle, _faults(rank, rest)),
             "hung": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG)),
+            "doubts": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG), doubted=True),
             "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
             "examined": lambda: t.Examined(1, cycle, "GPU 3 is held down"),
             "spent": lambda: t.Spent(1, cycle, 0.25, 1.0, 0.5, saved_s=1.0),
@@ -244,10 +246,11 @@ def _faults(rank, rest):
 
 
 def _evidence(rank, doing):
-    """Of the two ranks of a node: "waits" or "loads" for each; none: it has none."""
+    """Of the two ranks of a node: "waits", "loads" or "computes" for each; none: it has none."""
     frames = {"waits": "/x/site-packages/torch/distributed/c10d.py:1 in barrier", "loads": "/w/train.py:9 in load"}
+    frames["computes"] = "/w/train.py:8 in evaluate"
     return tuple(
-        t.RankEvidence(2 * rank + local, rank, f"h{rank}", "S", frames=(frames[what],))
+        t.RankEvidence(2 * rank + local, rank, f"h{rank}", "S", frames=(frames[what],), work=_WORK.get(what, (0,) * 6))
         for local, what in enumerate(what for what in doing if what in frames)
     )
 

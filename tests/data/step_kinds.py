@@ -111,6 +111,32 @@ def gan():
     return net, 3 * STEPS
 
 
+def by_groups():
+    """A call for each group of parameters, as DeepSpeed makes them."""
+    net = model()
+    optimizer = torch.optim.SGD([{"params": [one]} for one in net.parameters()], 0.01)
+    groups = optimizer.param_groups
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for one in groups:
+            optimizer.param_groups = [one]
+            optimizer.step()
+        optimizer.param_groups = groups
+    return net, STEPS
+
+
+def replaced():
+    """Its parameters become others, as those of a model that is made on another device."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    train(net, optimizer, 2)
+    other = model()
+    net.load_state_dict(other.state_dict(), assign=True)
+    optimizer.param_groups[0]["params"] = [*net.parameters()]
+    return net, 2 + train(net, optimizer)
+
+
 def trial():
     """An optimizer that is gone before the training begins, as of a search for the learning rate: its steps count."""
     net = model()
@@ -229,6 +255,8 @@ KINDS = {
     "accumulation": accumulation,
     "scheduled": scheduled,
     "gan": gan,
+    "by_groups": by_groups,
+    "replaced": replaced,
     "trial": trial,
     "zero": zero,
     "fsdp2": fsdp2,

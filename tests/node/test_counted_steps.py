@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.process, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[1] / "data" / "step_kinds.py"
 BOUND_S = 240.0
 KINDS = (
-    "sgd", "adamw", "foreach", "fused", "adafactor", "lbfgs", "scaler", "accumulation", "scheduled", "gan", "trial",
-    "zero", "fsdp2", "ddp", "users", "nested", "in_a_child", "closes_all", "compiled",
+    "sgd", "adamw", "foreach", "fused", "adafactor", "lbfgs", "scaler", "accumulation", "scheduled", "gan", "by_groups",
+    "replaced", "trial", "zero", "fsdp2", "ddp", "users", "nested", "in_a_child", "closes_all", "compiled",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ ranks: a rank that computes, reads or writes, or blocks in the kernel, may go on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from nvrx_slurm.core.attribution.hang import Doing, doing, place
 from nvrx_slurm.types import RankEvidence
@@ -18,52 +18,33 @@ _IDLE_TRAFFIC = (
     2048.0  # bytes per second: watchdogs ask the store each second whether the job goes on
 )
 _READING = 3  # numbers, at the begin and at the end of each look
-_STOPPED = ("T", "t")
+_STOPPED = {"T", "t"}
 SLEEPS = "sleeps"
 _MOST_PLACES = 8
 
 Looks = Collection[RankEvidence]
-Pair = tuple[RankEvidence, RankEvidence]  # a rank in both
 
 
 def proven(first: Looks, second: Looks, between_s: float) -> bool:
     """Whether some rank is stopped, or the others wait for one that does nothing, or all wait and
     nothing moves."""
-    pairs = _pairs(first, second)
-    if not pairs:
+    before = {rank.rank: rank for rank in first}
+    if before.keys() != {rank.rank for rank in second}:
         return False
-    if any(map(_is_stopped, pairs)):
+    if not all(rank.state for rank in second):
+        return False
+    pairs = [(before[rank.rank], rank) for rank in second]
+    if any({one.state, other.state} <= _STOPPED for one, other in pairs):
         return True
-    if not all(map(_is_at_the_same_place, pairs)):
+    if not all(other.frames for _, other in pairs):
+        return False
+    if any(one.frames != other.frames for one, other in pairs):
         return False
     own = [pair for pair in pairs if doing(pair[1]) is not Doing.WAITS]
     nobody_waits = len(own) == len(pairs)
     if nobody_waits:
         return False
-    decisive = own or pairs
-    return all(does(one, other, between_s) == SLEEPS for one, other in decisive)
-
-
-def _pairs(first: Looks, second: Looks) -> list[Pair]:
-    """Both looks at each rank; () where one of them has no answer."""
-    before = {rank.rank: rank for rank in first}
-    now = {rank.rank: rank for rank in second}
-    if before.keys() != now.keys():
-        return []
-    if not all(rank.state for rank in second):
-        return []
-    return [(before[rank], now[rank]) for rank in now]
-
-
-def _is_stopped(pair: Pair) -> bool:
-    return all(rank.state in _STOPPED for rank in pair)
-
-
-def _is_at_the_same_place(pair: Pair) -> bool:
-    before, now = pair
-    if not now.frames:
-        return False
-    return before.frames == now.frames
+    return all(does(one, other, between_s) == SLEEPS for one, other in own or pairs)
 
 
 def does(one: RankEvidence, other: RankEvidence, between_s: float) -> str:
@@ -81,28 +62,28 @@ def does(one: RankEvidence, other: RankEvidence, between_s: float) -> str:
 
 
 def where(first: Looks, second: Looks, between_s: float) -> str:
-    """One clause for each place.
+    """One clause for each place; with its node, where there are several.
 
-    "rank 3 waits at train.py:40 in step, as 2 more; rank 0 computes at eval.py:9 in evaluate"
+    "rank 3 on node 1 (n1) waits at train.py:40 in step, as 2 more; rank 0 on node 0 (n0) computes at eval.py:9 in f"
     """
     before = {rank.rank: rank for rank in first}
-    ranks: dict[tuple[str, str], list[int]] = {}
+    ranks: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in second:
         what = does(before.get(rank.rank, rank), rank, between_s)
         if rank.frames and doing(rank) is Doing.WAITS:
             what = "waits"
         if not rank.state:
             what = "does not answer"
-        ranks.setdefault((what, place(rank)), []).append(rank.rank)
-    most_first = sorted(ranks, key=lambda key: -len(ranks[key]))
+        ranks.setdefault((what, place(rank)), []).append(rank)
+    several = len({rank.infra_rank for rank in second}) > 1
     clauses = []
-    for key in most_first[:_MOST_PLACES]:
-        clauses.append(_clause(*key, ranks[key]))
-    return "; ".join(clauses)
-
-
-def _clause(what: str, at: str, ranks: Sequence[int]) -> str:
-    others = len(ranks) - 1
-    more = f", as {others} more" if others else ""
-    at = at or "an unknown place"
-    return f"rank {ranks[0]} {what} at {at}{more}"
+    for (what, at), some in sorted(ranks.items(), key=lambda found: -len(found[1])):
+        one = some[0]
+        who = f"rank {one.rank}"
+        if several:
+            who += f" on node {one.infra_rank} ({one.host})"
+        clause = f"{who} {what} at {at or 'an unknown place'}"
+        if some[1:]:
+            clause += f", as {len(some) - 1} more"
+        clauses.append(clause)
+    return "; ".join(clauses[:_MOST_PLACES])

@@ -27,10 +27,10 @@ class Search:
 
     first: t.RankFault
     doubted: bool = False
-    pending: set[str] = field(default_factory=set)  # node_ids that have yet to answer
+    # node_ids that have yet to answer; there are none between two looks
+    pending: set[str] = field(default_factory=set)
     by: float = 0.0
     before: list[t.RankEvidence] | None = None  # the first of two looks
-    waits: bool = False  # for the second one
     seen: list[t.RankEvidence] = field(default_factory=list)
     sign_at: dict[int, float] = field(default_factory=dict)  # rank -> its last sign of life
 
@@ -87,7 +87,6 @@ class HangSearch(Part):
         nodes = self._members.not_ready(job.assignment.places.values())
         search.pending = set(nodes)
         search.seen = []
-        search.waits = False
         search.by = now + self._s.hang_collect_s + _ON_THE_WAY_S
         collect = t.Collect(job.term, job.cycle)
         for node_id in sorted(nodes):
@@ -112,7 +111,7 @@ class HangSearch(Part):
         """Some nodes have not answered in time, or the second look is due."""
         search = self.search
         assert search is not None
-        if not search.waits:
+        if search.pending or search.before is None:
             return self._end(search, now)
         self._inspect(search, now)
         return None
@@ -126,7 +125,7 @@ class HangSearch(Part):
         between_s = self._s.look_again_s
         if search.before is None:
             search.before = search.seen
-            search.waits = True
+            search.pending = set()  # who has not answered in time is too late
             search.by = now + between_s
             return None
         if not search.pending and proven(search.before, search.seen, between_s):

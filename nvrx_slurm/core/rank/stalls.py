@@ -16,18 +16,16 @@ class Stalls:
 
     def __init__(self, factor: float, least_s: float) -> None:
         self._factor, self._least_s = factor, least_s
-        self._told: dict[int, tuple[int, float]] = {}  # by rank: steps, and the pause that was told
+        self._told: dict[tuple[int, int], float] = {}  # by rank and steps: the pause that was told
 
     def judge(self, rank: int, times: RankTimes) -> str:
         """What is doubted; "" = nothing."""
         if not self._least_s or times.beats < _LEAST_STEPS or not times.longest_s:
             return ""
         pause_s = times.until_s - times.last_s
-        steps, told_s = self._told.get(rank, (0, 0.0))
-        limit_s = max(self._least_s, self._factor * times.longest_s)
-        if steps == times.beats:
-            limit_s = max(limit_s, 2.0 * told_s)
+        at = rank, times.beats
+        limit_s = max(self._least_s, self._factor * times.longest_s, 2.0 * self._told.get(at, 0.0))
         if pause_s < limit_s:
             return ""
-        self._told[rank] = times.beats, pause_s
+        self._told[at] = pause_s
         return f"rank {rank} has made no step for {in_words(pause_s)} (limit {in_words(limit_s)})"
