@@ -18,7 +18,7 @@ _NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"(\[[^\[\]]*\])")
 _COMMA = "\0"  # stands for a comma inside brackets
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
-_COUNT = re.compile(r"(\d{1,9})(?:\(x\d{1,9}\))?", re.ASCII)
+_COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
 def expand(hostlist: str) -> list[str]:
@@ -44,12 +44,21 @@ def expand(hostlist: str) -> list[str]:
 
 def different_counts(text: str) -> set[int]:
     """The numbers in ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> {2, 1}. Raises UsageError."""
+    return {count for count, _ in _counts(text)}
+
+
+def total_count(text: str) -> int:
+    """Their sum over all nodes: "2(x3),1" -> 7. Raises UsageError."""
+    return sum(count * nodes for count, nodes in _counts(text))
+
+
+def _counts(text: str) -> list[tuple[int, int]]:
     found = [_COUNT.fullmatch(part) for part in text.strip().split(",")]
     if None in found:
         raise UsageError(
             f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it."
         )
-    return {int(one[1]) for one in found if one}
+    return [(int(one[1]), int(one[2] or 1)) for one in found if one]
 
 
 def _bad(part: str, why: str) -> UsageError:

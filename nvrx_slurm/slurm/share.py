@@ -33,10 +33,7 @@ def srun_options(env: Mapping[str, str]) -> list[str]:
         if name.endswith("_PER_TASK") and _OF_TASKS.fullmatch(name) and "," not in value
     ]
     options = [f"--export={','.join(['ALL', *kept])}"]
-    gpus = _gpus_by_tasks(env)
-    if gpus:
-        options.append(f"--gpus-per-node={gpus}")
-    return options
+    return [*options, *_gpus_by_tasks(env)]
 
 
 def own_devices(env: Mapping[str, str], nodes: int) -> str:
@@ -95,11 +92,14 @@ def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:
     )
 
 
-def _gpus_by_tasks(env: Mapping[str, str]) -> int:
-    """GPUs of each node where they were asked for per task, which srun would give our one task; else 0."""
+def _gpus_by_tasks(env: Mapping[str, str]) -> list[str]:
+    """The job's GPUs where they were asked for per task, which srun would give our one task of each node."""
     per_task = re.search(r"gres/gpu[^,]*[=:](\d+)", env.get("SLURM_TRES_PER_TASK", ""))
     per_task = per_task or re.search(r"(?:^|:)(\d+)$", env.get("SLURM_GPUS_PER_TASK", ""))
     if not per_task:
-        return 0
-    tasks = min(nodelist.different_counts(env.get("SLURM_TASKS_PER_NODE") or "1"))
-    return int(per_task[1]) * tasks
+        return []
+    tasks = env.get("SLURM_TASKS_PER_NODE") or "1"
+    counts = nodelist.different_counts(tasks)
+    if len(counts) == 1:
+        return [f"--gpus-per-node={int(per_task[1]) * counts.pop()}"]
+    return [f"--gpus={int(per_task[1]) * nodelist.total_count(tasks)}"]

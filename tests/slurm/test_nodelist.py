@@ -3,7 +3,7 @@
 import pytest
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.nodelist import MAX_HOSTS, different_counts, expand
+from nvrx_slurm.slurm.nodelist import MAX_HOSTS, different_counts, expand, total_count
 
 pytestmark = pytest.mark.fast
 
@@ -37,9 +37,11 @@ def test_expand_refuses(text, why):
     assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS  # the bound itself is allowed
 
 
-@pytest.mark.parametrize(("text", "counts"), [("1", {1}), ("2(x3),1", {1, 2}), ("1(x4)", {1}), ("3,2(x1)", {2, 3})])
-def test_counts(text, counts):
-    assert different_counts(text) == counts
+@pytest.mark.parametrize(
+    ("text", "counts", "total"), [("1", {1}, 1), ("2(x3),1", {1, 2}, 7), ("1(x4)", {1}, 4), ("3,2(x1)", {2, 3}, 5)]
+)
+def test_counts(text: str, counts: set[int], total: int):
+    assert (different_counts(text), total_count(text)) == (counts, total)
 
 
 @pytest.mark.parametrize("bad", ["x", "1(x)", "1,,2", "1(2)", "-1", ""])

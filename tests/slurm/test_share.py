@@ -46,6 +46,16 @@ def test_ranks_have_all_that_the_job_has_of_their_node(varied, header, gpus, mem
         assert one.get("SLURM_CPUS_PER_TASK") == ("1" if PER_GPU[1] in header else None)
 
 
+def test_nodes_with_different_numbers_of_tasks(varied: Jobs):
+    """Each has its own share of the job."""
+    job = varied.new(TELLS)
+    header = ("--nodes=2", "--ntasks=3", "--gpus-per-task=1", "--mem-per-cpu=1000", f"--chdir={job.directory}")
+    job.job_id = varied.cluster.submit("#!/bin/bash\nexec nvrx-run worker.py\n", *header, *varied.environment(job))
+    job.ends("COMPLETED", 0)
+    shares = [(one["LOCAL_WORLD_SIZE"], one["cpus"], one["CUDA_VISIBLE_DEVICES"]) for one in told(job)]
+    assert shares == [("2", 2, "0,1"), ("2", 2, "0,1"), ("1", 1, "0")], job.said()
+
+
 @pytest.mark.fast
 @pytest.mark.parametrize(
     ("env", "cpus", "said"),
