@@ -44,7 +44,6 @@ class AskSpace(Record):
 class SaveDone(Record):
     """All bytes of the save are in its memory."""
 
-    serial: Big
     tree_at: Big  # where the description of the state is
     tree_size: Big
 
@@ -93,8 +92,6 @@ class Offer(Record):
 
 class Space(Record):
     """Memory for a save; to a rank with its descriptor."""
-
-    serial: Big
 
 
 class Accepted(Record):

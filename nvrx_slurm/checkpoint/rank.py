@@ -151,9 +151,9 @@ def _copy(flat: tree.Flat, iteration: int) -> None:
     keeper = _of_this_process()
     link, size = keeper.link(begin=True), flat.size + len(flat.tree)
     keeper.unmap_smaller(size)
-    space, fd = link.ask(m.AskSpace(iteration, size), m.Space)
+    _, fd = link.ask(m.AskSpace(iteration, size), m.Space)
     flat.copy_to(keeper.map(fd))
-    link.ask(m.SaveDone(space.serial, flat.size, len(flat.tree)), m.Accepted)
+    link.ask(m.SaveDone(flat.size, len(flat.tree)), m.Accepted)
 
 
 def available() -> int | None:
