@@ -265,7 +265,7 @@ class Copies:
         if rank is None or rank.writing or not may_take:
             return m.NotKept(f"rank {offer.rank} runs here by now")
         fields = (offer.cycle, offer.iteration, offer.world, memory, offer.checksum)
-        rank.complete(Generation(*fields, fetched=wanted), is_last=not wanted)
+        rank.complete(Generation(*fields, is_copy=True), is_last=not wanted)
         if not wanted:
             rank.source = offer.source
             store.forget(offer.cycle, offer.source)

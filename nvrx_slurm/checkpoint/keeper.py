@@ -264,10 +264,7 @@ class Keeper:
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
         world = joined.world
-        other = ""
-        for one in rank.held:
-            if one.world != world:
-                other = f"a state of rank {joined.rank} is of {one.world} ranks, not of {world}"
+        other = max((one.world for one in rank.held if one.world != world), default=0)
         saves = {one.save for one in rank.held if one.world == world}
         if self._copies is not None:
             for number, save in self._copies.pending:
@@ -293,7 +290,9 @@ class Keeper:
 
         def answer(fits: bool) -> None:
             if fits:
-                return self._say(client, m.Saved(memory.tree_at, memory.tree_size), memory)
+                return self._say(
+                    client, m.Saved(memory.tree_at, memory.tree_size, found.is_copy), memory
+                )
             self._say(client, m.NotKept(f"{what} is damaged: its checksum differs"))
 
         self._check(joined.rank, found, answer)

@@ -102,7 +102,7 @@ class HeldSaves(Record):
     """Whole states of the rank."""
 
     saves: AtMost8[Save]  # newest first
-    other: Sentence = ""  # what cannot be used, and why
+    other: Count = 0  # of how many ranks a state is that cannot be used; 0 = there is none
 
 
 class Saved(Record):
@@ -110,6 +110,7 @@ class Saved(Record):
 
     tree_at: Big
     tree_size: Big
+    is_copy: bool  # it came from another node
 
 
 class NotKept(Record):

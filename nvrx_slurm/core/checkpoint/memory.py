@@ -21,7 +21,7 @@ class Generation:
     world: int  # how many ranks the job had
     memory: Any = None  # where the bytes are, for the keeper
     checksum: int = -1  # -1 = not known yet
-    fetched: bool = False  # from another node
+    is_copy: bool = False  # it came from another node
 
     @property
     def save(self) -> tuple[int, int]:
