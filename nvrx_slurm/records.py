@@ -145,6 +145,7 @@ class Spent(Record):
     after_s: Seconds = 0.0  # of that, in other sections than "step"
     sections: AtMost16[SectionTime] = ()  # at most 16
     idle: bool = False  # steps of its ranks would have been seen, and there was none
+    reached: Big = -1  # iteration: the last one in memory, and steps since then; -1 = not known
 
 
 class RankPace(Record):
@@ -245,6 +246,8 @@ class Account(Record):
     nodes: AtMost32[NodeTime]  # the first 1,000, and one entry for all others
     estimated: AtMost32[Name] = ()  # buckets in which something had to be estimated
     saves: SectionTime = SectionTime("", 0.0)  # sections that save, of all nodes
+    # the part of reload after a load that was told, of all nodes, by source: memory, peer or disk
+    reloads: AtMost8[SectionTime] = ()
 
 
 class CycleCost(Record):
@@ -253,6 +256,8 @@ class CycleCost(Record):
     cycle: Count
     again_s: Seconds  # until it trained at its pace
     recomputed_s: Seconds  # work since its last checkpoint
+    reached: Big = -1  # as in Spent
+    steps: Big = -1  # that the next cycle has done again, from there; -1 = not known
 
 
 class Counted(Record):
@@ -287,6 +292,16 @@ class Kept(Record):
     world: Count  # how many ranks the job had
     cycle: Count  # that saved it
     iteration: Big
+
+
+class Loaded(Record):
+    """What checkpoint.load() has found for all ranks of a cycle. The first rank tells it."""
+
+    cycle: Count
+    iteration: Big  # -1: it was not in memory
+    source: Name  # memory, peer or disk
+    took_s: Seconds
+    message: Line = ""  # for people; "" = nothing is new
 
 
 class InMemory(Record):

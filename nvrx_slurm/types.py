@@ -46,6 +46,7 @@ from nvrx_slurm.records import Imported as Imported
 from nvrx_slurm.records import Imports as Imports
 from nvrx_slurm.records import InMemory as InMemory
 from nvrx_slurm.records import Kept as Kept
+from nvrx_slurm.records import Loaded as Loaded
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import LogServer as LogServer
 from nvrx_slurm.records import MemoryPlan as MemoryPlan
@@ -174,8 +175,11 @@ class RestartRecord(Record):
     ran_s: Seconds = 0.0  # that cycle
     alone: bool = False  # as far as that cycle told, it may have been the node's own failure
     alike: AtMost8[Alike] = ()  # or that of these nodes as well
-    memory: Big = -1  # iteration that all ranks of the next cycle could load from memory; -1 = none
+    memory: Big = -1  # iteration that all ranks of the next cycle have, or could have, loaded from memory; -1 = none
     replaced: AtMost16[Name] = ()  # hosts that have lost their places for it; () with `elsewhere`: that of the cause
+    source: Name = ""  # of what they have loaded: memory, peer or disk; "" = they have not told
+    resumed: Cause = ""  # the same in words
+    steps: Big = -1  # done again, counted from what was in memory; -1 = not known
 
 
 class History(Record):
@@ -468,6 +472,6 @@ class RanksGone(Record):
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
-AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined | Imports | Warmth
+AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined | Imports | Warmth | Loaded
 CoordinatorOrder = Plan | Counted | Stop | CheckNode | Collect | Examine | Warn | RanksGone | Finish | Leave
 CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer | Imports

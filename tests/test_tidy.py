@@ -40,7 +40,7 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["child"] | {"child"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
-LAYERS["checkpoint"] = LAYERS["control"] | {"control", "records"}  # keepers speak TLS as agents do
+LAYERS["checkpoint"] = LAYERS["control"] | {"control", "monitor", "records"}  # keepers speak TLS as agents do
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health", "monitor"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}

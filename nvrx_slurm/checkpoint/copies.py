@@ -1,6 +1,6 @@
 """Copies between the keepers of two nodes: a state of a rank is offered, or asked for, and sent.
 
-Threads move bytes, and ask `Work.decide` what to do.
+Threads move bytes. They hold the keeper's lock where something is decided.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from typing import Any
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint.channel import PROOF_S, Channel, address_of, listening
@@ -17,7 +18,7 @@ from nvrx_slurm.checkpoint.memory import Memory, rounded
 from nvrx_slurm.checkpoint.store import Store
 from nvrx_slurm.checkpoint.work import Work
 from nvrx_slurm.control.identity import JobIdentity, from_pem
-from nvrx_slurm.core.checkpoint.memory import Generation, MemoryState
+from nvrx_slurm.core.checkpoint.memory import Generation
 from nvrx_slurm.records import Wanted
 
 _MOST_CALLS = 4  # to other keepers at once; further ones wait
@@ -38,11 +39,16 @@ class Copies:
     def __init__(
         self,
         store: Store,
+        lock: AbstractContextManager[Any],
         say: Callable[[str], None],
         check: Callable[[int, Generation, Callable[[bool], None]], None],
     ) -> None:
-        self._store, self._say, self._check = store, say, check
-        self.calls, self.callers = Work(_MOST_CALLS), Work(_MOST_CALLERS)
+        self._store = store
+        self._lock = lock
+        self._say = say
+        self._check = check
+        self._calls = Work(_MOST_CALLS, lock)
+        self._callers = Work(_MOST_CALLERS, lock)
         self.listener: socket.socket | None = None
         self.pending: dict[tuple[int, m.Save], list[Callable[[], None]]] = {}  # what is fetched
         self._identity: JobIdentity | None = None
@@ -50,7 +56,7 @@ class Copies:
         self._busy = 0  # with so many callers
         self._to = ("", 0)  # who gets copies
         self._sending = set[int]()  # ranks
-        self._sent: dict[int, tuple[tuple[str, int], int]] = {}  # to whom, and the serial, by rank
+        self._sent: dict[int, tuple[tuple[str, int], Generation]] = {}  # to whom, and what, by rank
         self._waiting = Counter[int]()  # saves of a rank during a send
         self._is_slow = False  # it was said
         self._said: dict[int, str] = {}  # why the last copy of a rank was not kept
@@ -95,22 +101,19 @@ class Copies:
         if number in self._sending:
             self._waiting[number] += 1
             return
-        verified = [one for one in rank.generations if one.state is MemoryState.VERIFIED]
-        newest = max(verified, key=lambda one: one.save, default=None)
-        if newest is None:
+        newest = next((one for one in rank.held if one.checksum >= 0), None)
+        if newest is None or self._sent.get(number) == (self._to, newest):
             return
-        this = (self._to, newest.serial)
-        if self._sent.get(number) == this:
-            return
-        self._sent[number] = this
+        self._sent[number] = (self._to, newest)
         if self._waiting.pop(number, 0) > 1 and not self._is_slow:
             self._is_slow = True
             self._say(_SLOW)
         self._sending.add(number)
-        push = self._push(number, newest)
+        self._store.moving.add(newest.memory)
+        push = partial(self._push, number, newest, newest.memory)
         send = partial(self._send, identity, self._to, push)
         then = partial(self._sent_one, number, newest.memory)
-        self.calls.do(send, then)
+        self._calls.do(send, then)
 
     def _send(
         self,
@@ -131,10 +134,7 @@ class Copies:
             self._say(why or f"copies of rank {number} are kept again")
         self.offer(number)
 
-    def _push(self, number: int, what: Generation) -> Callable[[Channel], None]:
-        """What sends this state, in a thread."""
-        memory = what.memory
-        serial = what.serial
+    def _push(self, number: int, what: Generation, memory: Memory, channel: Channel) -> None:
         offer = m.Offer(
             number,
             what.world,
@@ -146,22 +146,16 @@ class Copies:
             what.checksum,
             self._name,
         )
-        self._store.moving.add(memory)
-
-        def push(channel: Channel) -> None:
-            channel.tell(offer)
+        channel.tell(offer)
+        answer = channel.hear()
+        if isinstance(answer, m.Space):
+            for block in memory.blocks():
+                if what.memory is not memory:
+                    raise OSError(_TORN)
+                channel.write(block)
             answer = channel.hear()
-            if isinstance(answer, m.Space):
-                for block in memory.blocks():
-                    is_written = what.memory is memory and what.serial != serial
-                    if is_written:
-                        raise OSError(_TORN)
-                    channel.write(block)
-                answer = channel.hear()
-            if not isinstance(answer, m.Accepted):
-                raise OSError(getattr(answer, "why", "it answers something else"))
-
-        return push
+        if not isinstance(answer, m.Accepted):
+            raise OSError(getattr(answer, "why", "it answers something else"))
 
     # --- other keepers call ---------------------------------------------------------------------
 
@@ -173,7 +167,8 @@ class Copies:
             if self._identity is None or self._busy >= _MOST_CALLERS:
                 return connection.close()
             self._busy += 1
-            self.callers.do(partial(self._answer, connection, self._identity), self._answered)
+            answer = partial(self._answer, connection, self._identity)
+            self._callers.do(answer, self._answered)
 
     def _answered(self, result: OSError | None) -> None:
         self._busy -= 1
@@ -187,43 +182,44 @@ class Copies:
                 self._give(channel, request)
 
     def _give(self, channel: Channel, wanted: Wanted) -> None:
-        found = self.callers.decide(partial(self._found, wanted))
-        if found is None:
+        with self._lock:
+            found = self._here(wanted)
+            memory = None if found is None else found.memory
+            if memory is not None:
+                self._store.moving.add(memory)
+        if found is None or memory is None:
             return channel.tell(m.NotKept("it is not here any more"))
-        push, memory = found
         try:
-            push(channel)
+            self._push(wanted.rank, found, memory, channel)
         finally:
-            self.callers.decide(partial(self._store.moving.discard, memory))
-
-    def _found(self, wanted: Wanted) -> tuple[Callable[[Channel], None], Memory] | None:
-        found = self._here(wanted)
-        return None if found is None else (self._push(wanted.rank, found), found.memory)
+            with self._lock:
+                self._store.moving.discard(memory)
 
     def _here(self, wanted: Wanted) -> Generation | None:
         rank = self._store.ranks.get(wanted.rank)
         save = (wanted.cycle, wanted.iteration)
-        every = [] if rank is None else rank.generations
-        return next((one for one in every if one.holds and one.save == save), None)
+        return next((one for one in (rank.held if rank else ()) if one.save == save), None)
 
     # --- a state comes --------------------------------------------------------------------------
 
     def _take(self, channel: Channel, offer: m.Offer, wanted: bool = False) -> None:
         """In a thread. `wanted`: it was asked for. Raises OSError where it does not come whole."""
-        begun = self.callers.decide(partial(self._begin, offer, wanted))
+        with self._lock:
+            begun = self._begin(offer, wanted)
         if not isinstance(begun, Memory):
             channel.tell(begun)
             if isinstance(begun, m.NotKept):
                 raise OSError(begun.why)
             return
+        fits = False
         try:
             begun.allocate()
-            channel.tell(m.Space(0))
+            channel.tell(m.Space())
             fits = begun.receive(channel.read_into) == offer.checksum
-        except OSError:
-            self.callers.decide(partial(self._store.moving.discard, begun))
-            raise
-        answer = self.callers.decide(partial(self._arrived, begun, offer, wanted, fits))
+        finally:
+            with self._lock:
+                self._store.moving.discard(begun)
+                answer = self._arrived(begun, offer, wanted, fits)
         channel.tell(answer)
         if isinstance(answer, m.NotKept):
             raise OSError(answer.why)
@@ -237,19 +233,16 @@ class Copies:
             return m.NotKept("it is no state of a rank")
         if not wanted and not rank.copied:
             return m.NotKept(f"rank {offer.rank} runs here")
-        is_late = any(one.holds and one.cycle > offer.cycle for one in rank.generations)
-        if is_late and not wanted:
+        if not wanted and any(one.cycle > offer.cycle for one in rank.held):
             return m.NotKept(f"rank {offer.rank} has gone on in a later cycle")
-        save = (offer.cycle, offer.iteration)
-        same = rank.find(offer.world, save)
+        same = rank.find(offer.world, (offer.cycle, offer.iteration))
         if same is not None and same.checksum == offer.checksum:
             return m.Accepted()
         problem = store.lacks(offer.rank, rounded(offer.size), local_world=0)
-        if problem or rank.is_written:
+        if problem or rank.writing:
             return m.NotKept(problem or f"rank {offer.rank} saves already")
-        memory: Memory | None = rank.release()
-        fits = memory is not None and memory.size >= offer.size
-        if memory is None or not fits or memory in store.moving:
+        memory = store.place(offer.rank, offer.size, may_tear=False)
+        if memory is None:
             memory = Memory(rounded(offer.size))
         memory.used = offer.size
         memory.tree_at = offer.tree_at
@@ -266,17 +259,13 @@ class Copies:
     ) -> m.Accepted | m.NotKept:
         store = self._store
         rank = store.rank(offer.rank)
-        store.moving.discard(memory)
         if not fits:
             return m.NotKept("it is damaged: its checksum differs")
         may_take = wanted or (rank is not None and rank.copied)
-        if rank is None or rank.is_written or not may_take:
+        if rank is None or rank.writing or not may_take:
             return m.NotKept(f"rank {offer.rank} runs here by now")
-        serial = store.next_serial()
-        taken = rank.begin(offer.cycle, offer.iteration, offer.world, serial)
-        taken.memory = memory
-        rank.complete(serial, is_last=not wanted)
-        rank.checked(serial, offer.checksum)
+        fields = (offer.cycle, offer.iteration, offer.world, memory, offer.checksum)
+        rank.complete(Generation(*fields, is_copy=True), is_last=not wanted)
         if not wanted:
             rank.source = offer.source
             store.forget(offer.cycle, offer.source)
@@ -296,7 +285,7 @@ class Copies:
                 return self._settle(key)
             if here is not None:
                 self._say(f"rank {wanted.rank}: iteration {wanted.iteration} is damaged here")
-            self.calls.do(partial(self._fetch, wanted), partial(self._fetched, key, wanted))
+            self._calls.do(partial(self._fetch, wanted), partial(self._fetched, key, wanted))
 
         if here is None:
             checked(False)

@@ -1,7 +1,7 @@
 """The keeper: the process of a node that owns the memory of checkpoints.
 
-It ends a while after the launcher of the ranks, unless ranks of another launcher have come by then. No torch. One
-thread decides; checksums, the making of memory and copies are in others.
+It ends a while after the launcher of the ranks, unless ranks of another launcher have come by then. No torch.
+Checksums, the making of memory and copies are in threads; one of all decides at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint import orphan
 from nvrx_slurm.checkpoint.link import is_stranger
-from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory, rounded
+from nvrx_slurm.checkpoint.memory import Memory, rounded
 from nvrx_slurm.checkpoint.store import Store
 from nvrx_slurm.checkpoint.work import Work
-from nvrx_slurm.core.checkpoint.memory import Generation, MemoryEvent, MemoryState, RankMemory
+from nvrx_slurm.core.checkpoint.memory import Generation, RankMemory
 from nvrx_slurm.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -51,45 +52,41 @@ class Keeper:
         self._listener = listener
         self._linger_s = linger_s
         self._selector = selectors.DefaultSelector()
-        self._work = Work(_THREADS)
+        self._lock = threading.RLock()  # of who decides
+        self._work = Work(_THREADS, self._lock)
         self._store = Store(limit)
         self._copies: Copies | None = None
         self._agent: RankClient | None = None  # that gets sentences
         self._clients: set[RankClient] = set()
         self._owners: dict[int, RankClient] = {}  # by rank: the process that may save
-        self._launcher = -1  # pidfd; -1 = it has ended
-        self._ended = set[int]()  # launchers
+        self._launchers: dict[int, int] = {}  # pidfds of those that run
         self._ends_at = 0.0
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._work.woken, selectors.EVENT_READ, self._work.finish)
         self._follow(launcher)
 
     def run(self) -> None:
-        """Until the launcher has ended, and none has followed it."""
-        while self._launcher >= 0 or time.monotonic() < self._ends_at:
-            left_s = None if self._launcher >= 0 else max(0.0, self._ends_at - time.monotonic())
+        """Until all launchers have ended, and none has come since then."""
+        while self._launchers or time.monotonic() < self._ends_at:
+            left_s = None if self._launchers else max(0.0, self._ends_at - time.monotonic())
             for key, _ in self._selector.select(left_s):
-                key.data()
+                with self._lock:
+                    key.data()
 
-    # --- the launcher -------------------------------------------------------------------------------------------
+    # --- launchers ----------------------------------------------------------------------------------------------
 
     def _follow(self, launcher: int) -> None:
         self._ends_at = time.monotonic() + self._linger_s
-        with suppress(OSError):  # it has ended, or is of another pid namespace
-            self._launcher = -1 if launcher in self._ended else os.pidfd_open(launcher)
-        if self._launcher >= 0:
-            ended = partial(self._launcher_ended, launcher)
-            self._selector.register(self._launcher, selectors.EVENT_READ, ended)
+        if launcher not in self._launchers:
+            with suppress(OSError):  # it has ended, or is of another pid namespace
+                self._launchers[launcher] = pidfd = os.pidfd_open(launcher)
+                ended = partial(self._launcher_ended, launcher)
+                self._selector.register(pidfd, selectors.EVENT_READ, ended)
 
     def _launcher_ended(self, launcher: int) -> None:
-        self._ended.add(launcher)  # its number may be there until it is reaped
-        self._selector.unregister(self._launcher)
-        os.close(self._launcher)
-        self._launcher = -1
+        pidfd = self._launchers.pop(launcher)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
         self._ends_at = time.monotonic() + self._linger_s
-        for client in self._owners.values():  # a keeper may serve ranks of several
-            if self._launcher < 0 and client.joined is not None:
-                self._follow(client.joined.launcher)
 
     # --- connections --------------------------------------------------------------------------------------------
 
@@ -146,7 +143,7 @@ class Keeper:
         rank = client.joined.rank if client.joined is not None else -1
         if self._owners.get(rank) is client:
             del self._owners[rank]
-            self._store.ranks[rank].abandon()
+            self._store.ranks[rank].writing = None
 
     def _say(self, client: RankClient, answer: m.Answer, memory: Memory | None = None) -> None:
         client.waits = False
@@ -167,13 +164,12 @@ class Keeper:
         if client.joined is not None or rank is None:
             return self._drop(client)
         client.joined = request
-        rank.abandon()  # the newer process is the rank
+        rank.writing = None  # the newer process is the rank
         rank.copied = False
         self._owners[request.rank] = client
         if len(self._owners) >= request.local_world:
             self._store.leave_all_but(set(self._owners))
-        if self._launcher < 0:
-            self._follow(request.launcher)
+        self._follow(request.launcher)
         self._say(client, m.Accepted())
 
     def _of_agent(self, client: RankClient, request: m.AgentRequest) -> None:
@@ -190,10 +186,7 @@ class Keeper:
 
         self._agent = client
         if self._copies is None:
-            self._copies = Copies(self._store, self._tell_agent, self._check)
-            works = (self._copies.calls, self._copies.callers)
-            for work in works:
-                self._selector.register(work.woken, selectors.EVENT_READ, work.finish)
+            self._copies = Copies(self._store, self._lock, self._tell_agent, self._check)
         before = self._copies.listener
         serving = self._copies.serve(request)
         listener = self._copies.listener
@@ -210,53 +203,54 @@ class Keeper:
         return client.joined, self._store.ranks[client.joined.rank]
 
     def _ask_space(self, client: RankClient, request: m.AskSpace) -> None:
-        joined, _ = self._of(client)
+        joined, rank = self._of(client)
         if request.size <= 0 or request.iteration < 0:
             return self._drop(client)
         size = rounded(request.size)
-        local_world = joined.local_world
-        problem = self._store.lacks(joined.rank, size, local_world)
+        problem = self._store.lacks(joined.rank, size, joined.local_world)
         if problem:
             return self._say(client, m.NotKept(problem))
-        save = (joined.cycle, request.iteration)
-        chosen = self._store.begin(joined.rank, save, joined.world, request.size)
-        if chosen.memory is not None:
-            return self._say(client, m.Space(chosen.serial), chosen.memory)
-        memory = Memory(size)
+        chosen = Generation(joined.cycle, request.iteration, joined.world)
+        memory = self._store.place(joined.rank, request.size, may_tear=True)
+        rank.writing = chosen
+        if memory is None:
+            memory = Memory(size)
+            self._store.moving.add(memory)
+            client.waits = True
+            made = partial(self._made, client, memory, rank, chosen)
+            self._work.do(memory.allocate, made)
+        else:
+            self._made(client, memory, rank, chosen, None)
         memory.used = request.size
-        self._store.moving.add(memory)
-        client.waits = True
-        made = partial(self._made, client, memory, chosen, chosen.serial)
-        self._work.do(memory.allocate, made)
 
     def _made(
         self,
         client: RankClient,
         memory: Memory,
+        rank: RankMemory,
         chosen: Generation,
-        serial: int,
         error: OSError | None,
     ) -> None:
         self._store.moving.discard(memory)
-        if chosen.serial != serial or chosen.state is not MemoryState.WRITING:
+        if rank.writing is not chosen:
             return self._drop(client)  # another process is the rank now
         if error is not None:
-            chosen.step(MemoryEvent.ABANDON)
+            rank.writing = None
             why = f"the kernel gives no memory for it: {error.strerror}"
             return self._say(client, m.NotKept(why))
         chosen.memory = memory
-        self._say(client, m.Space(serial), memory)
+        self._say(client, m.Space(), memory)
 
     def _save_done(self, client: RankClient, request: m.SaveDone) -> None:
         joined, rank = self._of(client)
-        written = rank.of(request.serial)
+        written = rank.writing
         if written is None or written.memory is None:
             return self._drop(client)
         memory = written.memory
         end = request.tree_at + request.tree_size
-        is_inside = min(request.tree_at, request.tree_size) >= 0 and end <= memory.used
-        if not is_inside or not rank.complete(request.serial):
+        if min(request.tree_at, request.tree_size) < 0 or end > memory.used:
             return self._drop(client)
+        rank.complete(written)
         memory.used = end
         memory.tree_at = request.tree_at
         memory.tree_size = request.tree_size
@@ -269,13 +263,9 @@ class Keeper:
 
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
-        others = rank.other_worlds(joined.world)
-        other = (
-            f"a state of rank {joined.rank} is of {others[0]} ranks, not of {joined.world}"
-            if others
-            else ""
-        )
-        saves = {one.save for one in rank.held(joined.world)}
+        world = joined.world
+        other = max((one.world for one in rank.held if one.world != world), default=0)
+        saves = {one.save for one in rank.held if one.world == world}
         if self._copies is not None:
             for number, save in self._copies.pending:
                 if number == joined.rank:
@@ -300,7 +290,9 @@ class Keeper:
 
         def answer(fits: bool) -> None:
             if fits:
-                return self._say(client, m.Saved(memory.tree_at, memory.tree_size), memory)
+                return self._say(
+                    client, m.Saved(memory.tree_at, memory.tree_size, found.is_copy), memory
+                )
             self._say(client, m.NotKept(f"{what} is damaged: its checksum differs"))
 
         self._check(joined.rank, found, answer)
@@ -308,10 +300,10 @@ class Keeper:
     # --- work in threads ----------------------------------------------------------------------------------------
 
     def _check(self, number: int, what: Generation, then: Callable[[bool], None]) -> None:
-        rank, serial = self._store.ranks[number], what.serial
+        rank = self._store.ranks[number]
 
         def checked(found: Any) -> None:
-            then(rank.checked(serial, found if isinstance(found, int) else UNREADABLE))
+            then(rank.checked(what, found if isinstance(found, int) else -1))
 
         self._work.do(what.memory.checksum, checked)
 

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from io import FileIO
 
-UNREADABLE = -2  # instead of a checksum
 _CHUNK_BYTES = 256 << 10
 _STEP_BYTES = 2 << 20  # a description that grows by some bytes seldom needs other memory
 _SEALS = (

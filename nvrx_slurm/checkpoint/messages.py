@@ -44,7 +44,6 @@ class AskSpace(Record):
 class SaveDone(Record):
     """All bytes of the save are in its memory."""
 
-    serial: Big
     tree_at: Big  # where the description of the state is
     tree_size: Big
 
@@ -94,8 +93,6 @@ class Offer(Record):
 class Space(Record):
     """Memory for a save; to a rank with its descriptor."""
 
-    serial: Big
-
 
 class Accepted(Record):
     """The message has had its effect."""
@@ -105,7 +102,7 @@ class HeldSaves(Record):
     """Whole states of the rank."""
 
     saves: AtMost8[Save]  # newest first
-    other: Sentence = ""  # what cannot be used, and why
+    other: Count = 0  # of how many ranks a state is that cannot be used; 0 = there is none
 
 
 class Saved(Record):
@@ -113,6 +110,7 @@ class Saved(Record):
 
     tree_at: Big
     tree_size: Big
+    is_copy: bool  # it came from another node
 
 
 class NotKept(Record):

@@ -10,6 +10,8 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,14 +27,18 @@ from nvrx_slurm.checkpoint.link import (
     launcher_pid,
     start,
 )
-from nvrx_slurm.core.checkpoint.memory import GENERATIONS, newest_common
+from nvrx_slurm.checkpoint.telling import Monitor
+from nvrx_slurm.core.checkpoint import loading
+from nvrx_slurm.core.checkpoint.loading import Found
+from nvrx_slurm.core.checkpoint.memory import GENERATIONS
+from nvrx_slurm.records import Loaded
 
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
 _lock = threading.RLock()
 _RETRY_S = 60.0
 _MAPPED = GENERATIONS + 1  # one more, where copies take longer than a save
 _TOLD = 2 * GENERATIONS  # saves of a rank: with those that are being fetched
-_NONE = (-1, -1)
+_MESSAGE_CHARS = 300
 
 A = TypeVar("A")
 
@@ -46,16 +52,19 @@ class _Keeper:
         self.warned = False  # that saves fail, since the last one that did not
         self.retry_at = 0.0  # no save asks a keeper that does not answer before
         self._mapped: dict[int, tree.Mapped] = {}  # by inode, in the order of use
+        self._monitor: Monitor | None = None
+
+    def monitor(self) -> Monitor:
+        """The rank monitor, once there is something to tell it."""
+        self._monitor = self._monitor or Monitor()
+        return self._monitor
 
     def link(self, begin: bool) -> Link:
         """`begin`: start the keeper where there is none. Raises CheckpointError."""
         launcher = launcher_pid(os.environ)
         followed = launcher if launcher > 1 else self.pid  # init does not end with the job
-        local_world, cycle = (
-            int(os.environ.get(name) or default)
-            for name, default in (("LOCAL_WORLD_SIZE", 1), ("NVRX_CYCLE", 0))
-        )
-        joins = m.Join(*_place(), local_world, followed, cycle)
+        local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        joins = m.Join(*_place(), local_world, followed, _cycle())
         if self._link is not None and self._link.joins == joins:
             return self._link
         self.drop()
@@ -120,6 +129,10 @@ def _place() -> tuple[int, int]:
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
+def _cycle() -> int:
+    return int(os.environ.get("NVRX_CYCLE") or 0)
+
+
 def save(state: Any, iteration: int) -> bool:
     """See `checkpoint.save`."""
     if not isinstance(iteration, int) or not 0 <= iteration < 1 << 62:
@@ -144,6 +157,7 @@ def save(state: Any, iteration: int) -> bool:
                 _keeper.retry_at = time.monotonic() + _RETRY_S
             return False
         _keeper.warned = False
+        _keeper.monitor().is_at(iteration, saved=True)
     return True
 
 
@@ -151,67 +165,92 @@ def _copy(flat: tree.Flat, iteration: int) -> None:
     keeper = _of_this_process()
     link, size = keeper.link(begin=True), flat.size + len(flat.tree)
     keeper.unmap_smaller(size)
-    space, fd = link.ask(m.AskSpace(iteration, size), m.Space)
+    _, fd = link.ask(m.AskSpace(iteration, size), m.Space)
     flat.copy_to(keeper.map(fd))
-    link.ask(m.SaveDone(space.serial, flat.size, len(flat.tree)), m.Accepted)
+    link.ask(m.SaveDone(flat.size, len(flat.tree)), m.Accepted)
 
 
 def available() -> int | None:
     """See `checkpoint.available`."""
     with _lock:
-        return next((iteration for _, iteration in _common(_held())), None)
+        saves, _ = _common(_held())
+    return saves[0][1] if saves else None
 
 
 def load(state: Any = None) -> tuple[Any, int] | None:
     """See `checkpoint.load`."""
+    began_s = time.monotonic()
+    parts: list[int] = []
+    found = None
     with _lock:
-        held = _held()
-        for save in _common(held):
-            _, iteration = save
-            found = _fetched(save, tree.ABSENT if state is None else state)
-            if all(one[0] for one in _told_to_all([int(found is not None)])):
-                assert found is not None
-                fitting, memory = found
-                return fitting.fill(memory), iteration
-            _LOG.warning("iteration %d cannot be loaded from memory on each rank", iteration)
-        if held:
-            _LOG.warning("no state in memory is the same iteration on each rank: read the disk")
-    return None
+        saves, why = _common(_held())
+        said = [] if saves else [why]
+        for save in saves:
+            part, fill = _fetched(save, tree.ABSENT if state is None else state)
+            parts = [one for (one,) in _told_to_all([part])]
+            said.append(loading.outcome(save[1], parts))
+            if min(parts) > 0:
+                assert fill is not None
+                found = fill(), save[1]
+                break
+        _tell(-1 if found is None else found[1], loading.source(parts), began_s, "; ".join(said))
+    return found
 
 
-def _held() -> list[m.Save]:
-    """Saves of this rank, newest first; with NVRX_RESUME_BEFORE, only those that are older."""
+def _tell(iteration: int, source: str, began_s: float, message: str) -> None:
+    """Say what `load` has found: each rank in its log, the first one to the coordinator."""
+    cycle = _cycle()
+    if message == loading.NOTHING and not cycle:
+        return  # the job begins
+    monitor = _of_this_process().monitor()
+    if iteration < 0:
+        path = os.environ.get("NVRX_RESUME_FROM")
+        message += f": read the disk ({path})" if path else ": read the disk"
+    else:
+        monitor.is_at(iteration, saved=False)
+    if iteration < 0 or ";" in message:
+        _LOG.warning("%s", message)
+    if _place()[0] == 0:
+        took_s = time.monotonic() - began_s
+        monitor.tell(Loaded(cycle, iteration, source, took_s, message[:_MESSAGE_CHARS]))
+
+
+def _held() -> tuple[list[m.Save], int]:
+    """Saves of this rank, newest first (with NVRX_RESUME_BEFORE, only those that are older); and `HeldSaves.other`."""
     before = int(os.environ.get("NVRX_RESUME_BEFORE") or 1 << 62)
     try:
         answer, _ = _of_this_process().ask(m.AskHeld(), m.HeldSaves)
     except KeeperGone:
-        return []
+        return [], 0
     except CheckpointError as error:
         _LOG.warning("nothing is loaded from memory: %s", error)
-        return []
-    if answer.other:
-        _LOG.warning("it is not loaded from memory: %s", answer.other)
-    return [(cycle, iteration) for cycle, iteration in answer.saves if iteration < before]
+        return [], 0
+    return [save for save in answer.saves if save[1] < before], answer.other
 
 
-def _common(held: list[m.Save]) -> list[m.Save]:
-    padded = (held + [_NONE] * _TOLD)[:_TOLD]
-    told = _told_to_all([number for save in padded for number in save])
-    saves = [list(zip(one[::2], one[1::2], strict=True)) for one in told]
-    return [save for save in newest_common(saves) if save != _NONE]
+def _common(own: tuple[list[m.Save], int]) -> tuple[list[m.Save], str]:
+    """Saves that all ranks have, newest first, or why there are none."""
+    held, other = own
+    padded = (held + [loading.NONE] * _TOLD)[:_TOLD]
+    told = _told_to_all([other, *(number for save in padded for number in save)])
+    saves = [list(zip(one[1::2], one[2::2], strict=True)) for one in told]
+    return loading.common(saves), loading.nothing(saves, [one[0] for one in told])
 
 
-def _fetched(save: m.Save, state: Any) -> tuple[tree.Fitting, torch.Tensor] | None:
-    """What is to be filled, and from where; None, and a warning: it is damaged, or does not fit."""
+def _fetched(save: m.Save, state: Any) -> tuple[Found, Callable[[], Any] | None]:
+    """What fills the state; None, and a warning: it is damaged, or does not fit."""
+    part = Found.LOST
     try:
         keeper = _of_this_process()
         saved, fd = keeper.ask(m.AskSaved(save), m.Saved)
         mapped = keeper.map(fd)
+        part = Found.MISFIT
         root = tree.unpacked(mapped.pages[saved.tree_at : saved.tree_at + saved.tree_size])
-        return tree.Fitting(root, state), mapped.memory
+        fitting = tree.Fitting(root, state)
+        return Found.COPY if saved.is_copy else Found.MEMORY, partial(fitting.fill, mapped.memory)
     except (CheckpointError, OSError) as error:
         _LOG.warning("iteration %d is not loaded from memory: %s", save[1], error)
-        return None
+        return part, None
 
 
 def _told_to_all(numbers: list[int]) -> list[list[int]]:

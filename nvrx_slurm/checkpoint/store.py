@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from nvrx_slurm.checkpoint.memory import Memory
-from nvrx_slurm.core.checkpoint.memory import GENERATIONS, Generation, RankMemory, Room, lacks
+from nvrx_slurm.core.checkpoint.memory import RankMemory, Room, lacks
 from nvrx_slurm.records import Kept
 from nvrx_slurm.system.memory import free_bytes
 
 _MAX_RANKS = 128
-_SENDING = GENERATIONS + 1  # where a send takes longer than a save
 
 
 class Store:
@@ -19,11 +18,11 @@ class Store:
         self.has_copies = False
         self.moving: set[Memory] = set()  # what threads allocate, send or receive
         self._limit = limit
-        self._serial = 0
 
     def rank(self, number: int) -> RankMemory | None:
         """None: there are too many."""
-        if number not in self.ranks and (number < 0 or len(self.ranks) >= _MAX_RANKS):
+        is_full = len(self.ranks) >= _MAX_RANKS
+        if number not in self.ranks and (number < 0 or is_full):
             return None
         return self.ranks.setdefault(number, RankMemory())
 
@@ -55,52 +54,44 @@ class Store:
     def _used(self) -> int:
         memories = set(self.moving)
         for rank in self.ranks.values():
-            for one in rank.generations:
-                if one.memory is not None:
-                    memories.add(one.memory)
+            memories.update(rank.memories)
         return sum(memory.size for memory in memories)
 
-    def next_serial(self) -> int:
-        """Names a save."""
-        self._serial += 1
-        return self._serial
+    def place(self, number: int, size: int, may_tear: bool) -> Memory | None:
+        """Memory for one more state of a rank, which has `size` bytes; None: it has to be made.
 
-    def begin(self, number: int, save: tuple[int, int], world: int, size: int) -> Generation:
-        """The place for a save, with memory where it has enough.
-
-        What is being sent from there gets other memory where there is some, else it is torn.
+        `may_tear`: what is being sent from there is torn where there is no other memory.
         """
-        rank = self.ranks[number]
-        chosen = rank.begin(*save, world, self.next_serial())
-        memory = chosen.memory
-        if memory is None:
-            return chosen
-        third = size * _SENDING // GENERATIONS
-        is_small = memory.size < size
-        is_sent = memory in self.moving
-        if is_small or (is_sent and not self.lacks(number, third, local_world=0)):
-            chosen.memory = None
-        else:
-            memory.used = size
-        return chosen
+        given_up = self.ranks[number].make_place()
+        memory: Memory | None = None
+        if given_up is not None:
+            memory = given_up.memory
+        if given_up is None or memory is None or memory.size < size:
+            return None
+        if memory in self.moving:
+            is_last = self.lacks(number, size, local_world=0)
+            if not may_tear or not is_last:
+                return None
+        given_up.memory = None
+        return memory
 
     def forget(self, before: int, source: str) -> None:
         """Copies of earlier cycles whose node now sends them elsewhere."""
         for number, rank in list(self.ranks.items()):
-            newest = max(one.cycle for one in rank.generations)
-            is_old = newest < before
-            if rank.copied and rank.source != source and is_old:
+            is_old = all(one.cycle < before for one in rank.held)
+            is_elsewhere = rank.copied and rank.source != source
+            if is_elsewhere and is_old:
                 del self.ranks[number]
 
     def kept(self) -> tuple[Kept, ...]:
         """All whole states."""
         found = []
         for number, rank in self.ranks.items():
-            for one in rank.generations:
-                if one.holds:
-                    found.append(Kept(number, one.world, *one.save))
+            for one in rank.held:
+                kept = Kept(number, one.world, *one.save)
+                found.append(kept)
         return tuple(found)
 
 
 def _bytes(rank: RankMemory) -> int:
-    return sum(one.memory.size for one in rank.generations if one.memory is not None)
+    return sum(memory.size for memory in rank.memories)

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Requests must never fill the channel to an agent that does not read, or the message `hang` would be lost. It takes
-# 200 KB by default, and per worker at most this many Continues and one each of the two others and `hang` (50 KB each).
+# 200 KB by default, and per worker at most this many Continues, and as many
+# notes of loads, and one each of the two others and `hang` (50 KB each).
 MAX_CONTINUES = 20
-MAX_CONTINUE_CHARS = 400
+MAX_CONTINUE_CHARS = 600
 CHANNEL_BYTES = 1 << 18
 
 # Slurm, timeouts and terminals signal every process of a step; this one ends with its agent, not before.
@@ -49,6 +50,7 @@ _IGNORED = (
     "PIPE",
 )
 _CONTINUE, *_ = wire.ACTIONS
+_NOTED = (_CONTINUE, wire.LOADED)
 _AGAIN_S = 0.1  # a process that forks while its rank is killed needs another kill
 _SOON_S = 0.005  # the same where the agent is dead: other nodes start its ranks at once
 _END_S = 10.0  # for killed processes to end; one that is blocked in the kernel is left to die
@@ -151,7 +153,7 @@ class MonitorProgram:
 
     def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:
         watched, kind = self._watched, message["type"]
-        if watched is None or kind not in ("init", "limits", "control"):
+        if watched is None or kind not in ("init", "page", "limits", "control"):
             raise wire.WireError(f"this monitor does not know the request {str(kind)[:40]!r}")
         if kind == "control":
             return self._pass_on(watched, message), []
@@ -162,7 +164,8 @@ class MonitorProgram:
             except ValueError as error:
                 raise wire.WireError(str(error)) from None
             return wire.encode("ok"), []
-        watched.progress.initialize(pid)
+        if kind == "init":
+            watched.progress.initialize(pid)
         return wire.encode("ok", **watched.ids, cfg=watched.cfg), [
             watched.fds.page,
             watched.fds.inspected,
@@ -171,19 +174,19 @@ class MonitorProgram:
     def _pass_on(self, watched: Watched, message: dict[str, object]) -> bytes:
         """Send a workload control request to the agent, unless it would change nothing there; returns `ok`."""
         action, description = message.get("action"), message.get("description")
-        if action not in wire.ACTIONS:
+        if action not in (*wire.ACTIONS, wire.LOADED):
             raise wire.WireError(f"there is no workload action {str(action)[:40]!r}")
         if not isinstance(description, str) or len(description) > wire.MAX_DESCRIPTION_CHARS:
             raise wire.WireError(
                 f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters"
             )
-        most, most_chars = (
-            (MAX_CONTINUES, MAX_CONTINUE_CHARS) if action == _CONTINUE else (1, len(description))
-        )
+        most, most_chars = (1, len(description))
+        if action in _NOTED:
+            most, most_chars = (MAX_CONTINUES, MAX_CONTINUE_CHARS)
         if watched.passed_on.count(action) < most:
             if self._tell(watched, action, description[:most_chars]):
                 watched.passed_on.append(action)
-            elif action != _CONTINUE:  # that is for the log only: never an error
+            elif action not in _NOTED:  # that is for the log only: never an error
                 raise wire.WireError(
                     "the launcher cannot be told: it is gone, or reads nothing; ask again later"
                 )

@@ -36,6 +36,9 @@ SAVED = 15  # rank: when a section of kind checkpoint last ended (see core.rank.
 TURN = 16  # rank: when a section last began or ended; SPENT has the time until then
 BEFORE = 17  # rank: ns in sections other than "step" before its first heartbeat or "step"
 BEFORE_SAVED = 18  # rank: the same before SAVED
+KEPT = 19  # rank: when checkpoint.save() last kept its state in memory
+KEPT_ITERATION = 20  # rank: of the last state that was loaded from there or kept, + 1 (0 = none)
+KEPT_STEPS = 21  # rank: heartbeats or steps until then
 STEP = 24  # rank (own cache line), by warm.steps: when an optimizer of torch last made a step
 STEPS = 25  # rank: steps so far of the optimizer that made the first one
 FIRST_STEP = 26  # rank: its first step

@@ -21,6 +21,7 @@ VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
 # names of types.WorkloadAction, too heavy for a monitor
 ACTIONS = ("Continue", "ExcludeThisNode", "ShutdownWorkload")
+LOADED = "Loaded"  # as an action: what checkpoint.load() has found, a record in JSON
 MAX_DESCRIPTION_CHARS = 4000  # of a control request
 
 

@@ -188,7 +188,7 @@ class NodeProgram:
         await self.add(keeper)
         return keeper
 
-    def _tell(self, told: t.Pace | t.Window | t.Imports | t.Warmth) -> None:
+    def _tell(self, told: t.Pace | t.Window | t.Imports | t.Warmth | t.Loaded) -> None:
         if self._has_link:
             self._link.send(told)
         elif isinstance(told, t.Warmth):

@@ -183,6 +183,7 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         "to blame": ", ".join(filter(None, (one.blame, one.rule and f"rule {one.rule}"))),
         "steps repeated": "" if one.lost_steps is None else one.lost_steps,
         "ranks of the next cycle": one.again,
+        "resumed": one.resumed,
         "advice": one.advice,
         "log": one.log,
         "who waited": Markup(_table(["ranks", "where"], one.waits)) if one.waits else "",

@@ -288,6 +288,7 @@ def _incident(
         advice=what_to_do(fault) if known else "",
         again=_STARTED.get(following.plan.get("forked"), ""),
         ends=bool(one.get("ends")),
+        resumed=without_secrets(str(one.get("resumed") or "")),
     )
 
 

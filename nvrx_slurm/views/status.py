@@ -210,6 +210,8 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         done = "" if one["done"] == "restarted" else f", {one['done']}"
         cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
         yield f"{clock(one['time'], began, written)}  {one['cause']}{rule}; {cost}"
+        if resumed := one.get("resumed"):
+            yield f"            {resumed}"
     if ranks:
         yield from _ranks(found["ranks"], found.get("progress") or {})
 

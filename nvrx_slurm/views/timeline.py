@@ -73,6 +73,7 @@ class Incident(Record):
     waits: tuple[tuple[str, str], ...] = ()  # which ranks waited, and where
     advice: str = ""
     again: str = ""  # how the next cycle made its ranks
+    resumed: str = ""  # what they have loaded from memory
     ends: bool = False
 
 

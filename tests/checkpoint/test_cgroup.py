@@ -25,14 +25,14 @@ link.start(sys.argv[2], os.environ, os.getpid(), linger_s=0.1)
 one = link.Link(sys.argv[2], m.Join(0, 1, 1, os.getpid()))
 for iteration, size in ((1, 50 << 20), (2, 50 << 20), (3, 50 << 20), (4, 200 << 20)):
     try:
-        space, fd = one.ask(m.AskSpace(iteration, size), m.Space)
+        _, fd = one.ask(m.AskSpace(iteration, size), m.Space)
     except link.CheckpointError as error:
         print(iteration, error)
         continue
     with mmap.mmap(fd, 0) as memory:
         memory[:] = bytes(len(memory))
     os.close(fd)
-    one.ask(m.SaveDone(space.serial, size, 0), m.Accepted)
+    one.ask(m.SaveDone(size, 0), m.Accepted)
 print(one.ask(m.AskHeld(), m.HeldSaves)[0].saves, oom_kills())
 """
 

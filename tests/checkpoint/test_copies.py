@@ -130,11 +130,11 @@ def pair(make: Callable[..., Node]) -> tuple[Node, Node]:
 
 
 def save(one: Link, iteration: int, size: int = 3 * MB + 17) -> None:
-    space, fd = one.ask(m.AskSpace(iteration, size), m.Space)
+    _, fd = one.ask(m.AskSpace(iteration, size), m.Space)
     with mmap.mmap(fd, os.fstat(fd).st_size) as memory:
         memory[:size] = bytes([iteration]) * size
     os.close(fd)
-    one.ask(m.SaveDone(space.serial, size - 8, 8), m.Accepted)
+    one.ask(m.SaveDone(size - 8, 8), m.Accepted)
 
 
 def load(one: Link, iteration: int, cycle: int = 0) -> bytes:

@@ -80,16 +80,16 @@ def node(make):
 
 
 def begin(one, iteration, size=MB):
-    space, fd = one.ask(m.AskSpace(iteration, size), m.Space)
+    _, fd = one.ask(m.AskSpace(iteration, size), m.Space)
     memory = mmap.mmap(fd, os.fstat(fd).st_size)
     os.close(fd)
-    return space, memory
+    return memory
 
 
 def save(one, iteration, size=MB):
-    space, memory = begin(one, iteration, size)
+    memory = begin(one, iteration, size)
     memory[:size] = bytes([iteration]) * size
-    one.ask(m.SaveDone(space.serial, size - 8, 8), m.Accepted)
+    one.ask(m.SaveDone(size - 8, 8), m.Accepted)
     return memory
 
 
@@ -119,7 +119,7 @@ def test_a_rank_that_ends_in_a_save_loses_only_that_generation(node):
     one = node.join()
     save(one, 1)
     save(one, 2)
-    _, torn = begin(one, 3)
+    torn = begin(one, 3)
     torn[:5] = b"torn!"
     one.close()
     after = node.join()
@@ -132,11 +132,11 @@ def test_a_rank_that_ends_in_a_save_loses_only_that_generation(node):
 def test_the_newer_process_is_the_rank(node):
     old = node.join()
     save(old, 1)
-    space, _ = begin(old, 2)
+    begin(old, 2)
     new = node.join()
     assert held(new) == [1]
     with pytest.raises(CheckpointError, match="another process is rank 0"):
-        old.ask(m.SaveDone(space.serial, 0, 8), m.Accepted)
+        old.ask(m.SaveDone(0, 8), m.Accepted)
     save(new, 2)
     assert held(new) == [2, 1]
 
@@ -200,13 +200,13 @@ HOSTILE = {
     "long": b"x" * (m.MAX_PACKET_BYTES + 1),
     "unjoined": m.requests.encode(m.AskHeld()),
     "no-rank": m.requests.encode(m.Join(-1, 1, 1, 1)),
-    "answer": m.answers.encode(m.Space(1)),
+    "answer": m.answers.encode(m.Space()),
 }
 AFTER_JOIN = {
     "twice": m.Join(0, 1, 1, 1),
     "no-bytes": m.AskSpace(1, 0),
     "before-the-first": m.AskSpace(-1, MB),
-    "not-begun": m.SaveDone(7, 0, 1),
+    "not-begun": m.SaveDone(0, 1),
 }
 
 
@@ -231,9 +231,9 @@ def test_a_rank_that_errs_is_cut_off_and_its_states_stay(node, request_):
 
 def test_a_description_outside_of_the_memory_is_refused(node):
     one = node.join()
-    space, _ = begin(one, 1)
+    begin(one, 1)
     with pytest.raises(KeeperGone):
-        one.ask(m.SaveDone(space.serial, MB, MB), m.Accepted)
+        one.ask(m.SaveDone(MB, MB), m.Accepted)
 
 
 def test_a_second_one_is_not_started(node):

@@ -1,6 +1,7 @@
-"""Threads of the keeper: what goes wrong in them, or in a decision for them, costs the keeper nothing."""
+"""Threads of the keeper: what goes wrong in them is told to the one that waits, and costs the keeper nothing."""
 
-import select
+import queue
+import threading
 
 import pytest
 
@@ -10,13 +11,18 @@ pytestmark = pytest.mark.fast
 
 
 def test_a_defect_is_told_to_the_one_that_waits():
-    work, told = Work(1), []
+    lock, told = threading.Lock(), queue.Queue()
+    work = Work(1, lock)
 
-    def decision():
+    def defect():
         raise KeyError("rank 7")
 
-    work.do(lambda: work.decide(decision), told.append)
-    while not told:
-        assert select.select([work.woken], [], [], 10.0)[0]
-        work.finish()
-    assert isinstance(told[0], OSError) and "rank 7" in str(told[0])
+    def then(result):
+        assert lock.locked()
+        told.put(result)
+        raise KeyError("in a decision")
+
+    for _ in range(2):
+        work.do(defect, then)
+        found = told.get(timeout=10.0)
+        assert isinstance(found, OSError) and "rank 7" in str(found)

@@ -198,10 +198,11 @@ class Story:
             "doubts": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG), doubted=True),
             "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
             "examined": lambda: t.Examined(1, cycle, "GPU 3 is held down"),
-            "spent": lambda: t.Spent(1, cycle, 0.25, 1.0, 0.5, saved_s=1.0),
+            "spent": lambda: t.Spent(1, cycle, 0.25, 1.0, 0.5, saved_s=1.0, reached=7),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Ready(1, cycle, 2000 + rank),
             "cold": lambda: t.Warmth((), "its template still imports"),
+            "loaded": lambda: t.Loaded(cycle, int(rest[2]), "memory", 0.5, "iteration 4 is loaded from memory"),
             "warm": lambda: t.Warmth(("torch",)),
             "offers": lambda: t.Ready(0, 0, 2000 + rank),
             "knows": lambda: t.EndKnown(),
@@ -348,7 +349,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
-    *("spent 0", "finds 300 200", "counted", "slow 0 0", "slow - 0", "examined 0", "warm 0"),
+    *("spent 0", "finds 300 200", "counted", "slow 0 0", "slow - 0", "examined 0", "warm 0", "loaded 0 0 4"),
 )
 
 

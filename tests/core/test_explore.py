@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("explore"), pytest.mark.
 # Rows that these worlds do not reach, and why.
 NOT_THERE = {
     "the cores of these worlds see no hang, no check, no clock and no file":
-        "Hung Evidence Examined Spent Warmth Asked NodeUnfit WarnJob EndJob Counted TimeLeftRead ProgressRead "
+        "Hung Evidence Examined Spent Warmth Loaded Asked NodeUnfit WarnJob EndJob Counted TimeLeftRead ProgressRead "
         "CheckpointsFound ReachedRead Advised",
     "nodes know their addresses": "Located",
 }  # fmt: skip

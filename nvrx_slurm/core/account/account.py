@@ -104,6 +104,8 @@ class Marks(Record):
     lost: bool = False  # work since `saved_s` is lost
     tells_init: bool = False  # ranks of this job call init_workload_monitoring()
     tells_steps: bool = False  # they send heartbeats, or have sections "step"
+    loaded_s: float = 0.0  # a load from memory took so long
+    source: str = ""  # of what was loaded; "" = ranks have not told
 
 
 class NodeCycle(Record):
@@ -188,7 +190,10 @@ def _run(cycle: Marks, spent: Spent | None, until_s: float) -> Iterator[Part]:
         yield "import", spent.import_s, False
         yield from ((bucket, seconds, False) for bucket, seconds in inside(spent).items())
         if spent.init_s >= 0.0:
-            yield "init", spent.init_s, False
+            is_told = any(kind(section.name) == "reload" for section in spent.sections)
+            loaded_s = 0.0 if is_told else min(cycle.loaded_s, spent.init_s)
+            yield "reload", loaded_s, False
+            yield "init", spent.init_s - loaded_s, False
         elif spent.idle:
             yield _all("init")
         else:

@@ -20,6 +20,7 @@ from nvrx_slurm.core.account.account import (
     account,
     kind,
 )
+from nvrx_slurm.core.checkpoint.loading import DISK
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, NodeTime, SectionTime, Spent
 
@@ -70,6 +71,8 @@ class Book:
         # what ranks of this job tell: "import" and "init" are over, "checkpoint"
         self._told: set[str] = set()
         self._saves = SectionTime("", 0.0)  # of all nodes
+        self._reloads: dict[str, float] = defaultdict(float)  # by source, of all nodes
+        self.reached = -1  # iteration of the last cycle that was counted; -1 = not known
         self._productive_s = 0.0
         self._found_at = float("-inf")  # the last save, as the files say
 
@@ -86,6 +89,8 @@ class Book:
         self._productive_s = past.productive_s
         self._estimated = {*past.estimated}
         self._saves = past.saves
+        for reload in past.reloads:
+            self._reloads[reload.name] = reload.took_s
         for row in self._rows.values():
             (_, role), *later = row.roles[1:] or row.roles
             row.roles = [(counted_at, role), *later]
@@ -156,6 +161,16 @@ class Book:
         """A complete checkpoint was found that was saved then. It counts where no section tells of saves."""
         self._found_at = at
 
+    def loaded(self, source: str, took_s: float) -> None:
+        """What ranks of the cycle that runs have loaded. From the disk: what was in memory is lost as well."""
+        if source == DISK and self.reached >= 0:
+            self._estimated.add("recomputed")
+        self._marks = replace(
+            self._marks,
+            source=source,
+            loaded_s=took_s,
+        )
+
     def waits(self, now: float) -> None:
         """Too few nodes are ready for a plan."""
         if self._marks.waits_s is None:
@@ -199,6 +214,10 @@ class Book:
                 row.adds(bucket, took_s)
                 if key in were_active:
                     means[bucket] += took_s / len(were_active)
+        source = self._marks.source
+        for times in found.values():
+            if source:
+                self._reloads[source] += times["reload"]
         for save in _saves(self._rows.values()):
             self._saves = replace(
                 self._saves,
@@ -213,9 +232,11 @@ class Book:
         spents: list[Spent] = []
         ends: list[float] = []
         saves: list[float] = []
+        self.reached = -1
         for row in rows:
             if row.spent is None:
                 continue
+            self.reached = max(self.reached, row.spent.reached)
             spents.append(row.spent)
             self._hear(row.spent)
             if row.done_at is not None:
@@ -277,7 +298,18 @@ class Book:
         """The account until the last plan; after `ended`, of the whole job. Beyond `most` nodes their sum."""
         nodes = _nodes(self._rows.values(), most)
         estimated = tuple(sorted(self._estimated))
-        return Account(wall_s, self._productive_s, nodes, estimated, self._saves)
+        reloads = []
+        for source, took_s in self._reloads.items():
+            reload = SectionTime(source, took_s)
+            reloads.append(reload)
+        return Account(
+            wall_s,
+            self._productive_s,
+            nodes,
+            estimated,
+            self._saves,
+            tuple(reloads),
+        )
 
 
 def _saves(rows: Iterable[_Row]) -> list[SectionTime]:

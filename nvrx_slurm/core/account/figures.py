@@ -12,6 +12,7 @@ from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
+_NO_COST = CycleCost(-1, 0.0, 0.0)
 _NOT_TRAINING = ("spare_idle", "excluded")
 _COSTS = (
     "detect_s",
@@ -37,6 +38,9 @@ def to_json(
         training_s -= total[bucket]
     productive_s = account.productive_s
     saves = account.saves
+    reloads = {}
+    for one in account.reloads:
+        reloads[one.name] = round(one.took_s, 6)
     return {
         "schema": SCHEMA,
         "wall_s": round(wall_s, 6),
@@ -50,6 +54,7 @@ def to_json(
         "grades": grades(total, account.estimated),
         "saves": saves.times,
         "save_s": saves.took_s / saves.times if saves.times else None,
+        "reloads": reloads,
         "nodes": nodes,
     }
 
@@ -116,17 +121,18 @@ def priced(
     """`restarts` with what the cycle before each of them has lost, and until the next one trained. `costs`: of cycles,
     oldest first."""
     known = list(costs)
-    lost = {}
+    of_cycle = {}
     for cost in known:
-        lost[cost.cycle] = cost.recomputed_s
+        of_cycle[cost.cycle] = cost
     again = {}
     for before, after in pairwise(known):
         again[before.cycle] = after.again_s
     found = []
     for one in restarts:
-        recomputed_s = lost.get(one.cycle, 0.0)
+        cost = of_cycle.get(one.cycle, _NO_COST)
         again_s = again.get(one.cycle, 0.0)
-        found.append(replace(one, recomputed_s=recomputed_s, again_s=again_s))
+        done = replace(one, recomputed_s=cost.recomputed_s, again_s=again_s, steps=cost.steps)
+        found.append(done)
     return tuple(found)
 
 
@@ -139,8 +145,14 @@ def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:
 def lost_steps(restart: RestartRecord | Mapping[str, Any]) -> int | None:
     """Steps that a restart repeated; None where they are not known."""
     one = restart if isinstance(restart, Mapping) else plain(restart)
+    steps = int(one.get("steps", -1))
+    if steps >= 0:
+        return steps
     reached = int(one.get("iteration", -1))
+    source = one.get("source")
     saved = int(one.get("checkpoint", -1))
+    if source in ("memory", "peer"):
+        saved = int(one.get("memory", -1))
     if reached < 0 or saved < 0:
         return None
     return max(0, reached - saved)

@@ -18,7 +18,7 @@ from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Entered, rows
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Account, Counted, CycleCost, Spent
+from nvrx_slurm.types import Account, Counted, CycleCost, Loaded, Spent
 
 _ANY = tuple(Stage)
 _COSTS = 9  # of the last cycles that a plan's account has
@@ -32,6 +32,7 @@ class JobAccount:
         (_ANY, ev.Joined, "on_joined", (), "a node is here; it may know what was counted before"),
         (_ANY, ev.Left, "on_left", (), "a node is lost or excluded"),
         (_ANY, Spent, "on_spent", (), "no rank is left on a node"),
+        (_ANY, Loaded, "on_loaded", (), "of which source, and how many steps are done again"),
         (_ANY, ev.CheckpointsFound, "on_checkpoints", (), "work up to there is not lost"),
         (Stage.RUNNING, Entered, "on_running", (), "one cycle ends in the account, another begins"),
         (FAILED, Entered, "on_stopping", (), "of a takeover: nobody has counted that cycle"),
@@ -102,6 +103,20 @@ class JobAccount:
         """The newest was saved so long ago."""
         if event.saved:
             self._book.found_save(now - event.saved[0].age_s)
+
+    def on_loaded(self, event: ev.FromAgent[Loaded], now: float) -> None:
+        """Where the cycle that runs goes on."""
+        told = event.message
+        if told.cycle != self._cycle:
+            return
+        self._book.loaded(told.source, told.took_s)
+        before = self._costs.get(told.cycle - 1)
+        if before is None or told.iteration < 0:
+            return
+        if before.reached >= 0:
+            steps = max(0, before.reached - told.iteration)
+            before = replace(before, steps=steps)
+            self._costs[before.cycle] = before
 
     # --- cycles -----------------------------------------------------------------------------------------------
 
@@ -207,7 +222,9 @@ class JobAccount:
         cycle = self._cycle
         again_s = sum(means.get(bucket, 0.0) for bucket in _AGAIN)
         recomputed_s = means.get("recomputed", 0.0)
-        self._costs[cycle] = CycleCost(cycle, again_s, recomputed_s)
+        reached = self._book.reached
+        cost = CycleCost(cycle, again_s, recomputed_s, reached)
+        self._costs[cycle] = cost
         self._costs.pop(cycle - LISTED, None)
 
     # --- what is told -----------------------------------------------------------------------------------------

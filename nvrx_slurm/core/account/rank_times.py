@@ -30,6 +30,7 @@ class RankTimes(Record):
     after_s: float = 0.0  # the same after `saved_s`
     beats: int = 0  # or steps
     longest_s: float = 0.0  # pause between two steps of an optimizer; 0 = it tells more itself
+    reached: int = -1  # iteration; -1 = not known
     counts: bool = False  # its steps are seen, so that it has not trained where there is none
     suspended_s: float = 0.0
     sections: tuple[SectionTime, ...] = ()
@@ -90,6 +91,7 @@ def node_spent(
         saved_s=now_s - min(saved) if saved else -1.0,
         after_s=max(rank.after_s for rank in ranks),
         sections=tuple(sorted(longest.values(), key=lambda one: -one.took_s)[:_MOST_SECTIONS]),
+        reached=max(rank.reached for rank in ranks),
         idle=not first_s and any(rank.counts for rank in ranks),
     )
 

@@ -137,16 +137,17 @@ class Resumption:
         if not self._found:
             return ""
         if not self.saves:
-            some = _listed(self._missing)
+            some = listed(self._missing)
             return f"no iteration is in memory for all ranks, {some} missing: the disk has to do"
         what = f"iteration {self.iteration} is in memory for all ranks"
         moved = self._moved()
         if moved:
-            what += f"; {_listed(moved)} from another node"
+            what += f"; {listed(moved)} from another node"
         return what
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
+    """A few of them by number."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     more = ", ..." if len(ranks) > _SHOWN else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -1,174 +1,88 @@
-"""Decisions about checkpoints in memory: which generation a save replaces, what is held, whether there is room.
+"""Decisions about checkpoints in memory: which state a save replaces, what is held, whether there is room.
 
-A rank has two generations. A save never replaces the newest whole one, so a save that is cut off costs itself only.
+A rank has two states. A save never replaces the newest whole one, so a save that is cut off costs itself only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
-
-from nvrx_slurm.errors import UnknownTransition
 
 GENERATIONS = 2  # of a rank
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
-class MemoryState(str, Enum):
-    """What one generation holds."""
-
-    EMPTY = "empty"
-    WRITING = "writing"  # its rank copies into it
-    WHOLE = "whole"  # its rank has said that all is copied
-    VERIFIED = "verified"  # its checksum is known
-
-
-class MemoryEvent(str, Enum):
-    """What happens to a generation."""
-
-    BEGIN = "begin"  # a save into it
-    COMPLETE = "complete"  # the rank says so
-    CHECKED = "checked"  # the checksum was made, or fits
-    DAMAGED = "damaged"  # the checksum does not fit
-    ABANDON = "abandon"  # the rank has ended, or another process has its place
-    OUTDATE = (
-        "outdate"  # a later save has a lower iteration: the training went on from an older one
-    )
-
-
-_S, _E = MemoryState, MemoryEvent
-_HOLDS = (_S.WHOLE, _S.VERIFIED)
-_LOSE_MEMORY = (
-    _E.DAMAGED,
-    _E.ABANDON,
-)  # it may be bad; a process that was not killed may write into it
-TABLE: dict[tuple[MemoryState, MemoryEvent], MemoryState] = {
-    **{(state, _E.BEGIN): _S.WRITING for state in _S},
-    **{(state, _E.OUTDATE): _S.EMPTY for state in _HOLDS},
-    **{(state, _E.DAMAGED): _S.EMPTY for state in _HOLDS},
-    **{(state, _E.CHECKED): _S.VERIFIED for state in _HOLDS},
-    (_S.WRITING, _E.COMPLETE): _S.WHOLE,
-    (_S.WRITING, _E.ABANDON): _S.EMPTY,
-}
-
-
-@dataclass
+@dataclass(eq=False)
 class Generation:
-    """One of the two places for a rank's state. `serial` names the save that is in it."""
+    """A state of a rank."""
 
-    state: MemoryState = MemoryState.EMPTY
-    serial: int = -1
-    cycle: int = -1  # that saved it: an iteration that is done again is another save
-    iteration: int = -1
-    world: int = 0  # how many ranks the job had
-    checksum: int = -1  # -1 = not made yet
-    memory: Any = None  # where the bytes are, for the keeper; kept for the next save
-
-    @property
-    def holds(self) -> bool:
-        """Whether a whole state is in it."""
-        return self.state in _HOLDS
+    cycle: int  # that saved it: an iteration that is done again is another save
+    iteration: int
+    world: int  # how many ranks the job had
+    memory: Any = None  # where the bytes are, for the keeper
+    checksum: int = -1  # -1 = not known yet
+    is_copy: bool = False  # it came from another node
 
     @property
     def save(self) -> tuple[int, int]:
         """Names the save in all ranks; a higher one is newer."""
         return self.cycle, self.iteration
 
-    def step(self, event: MemoryEvent) -> None:
-        """Raises UnknownTransition without a row."""
-        try:
-            self.state = TABLE[self.state, event]
-        except KeyError:
-            raise UnknownTransition(
-                f"a generation: no row for {event.value} in {self.state.value}"
-            ) from None
-        if event in _LOSE_MEMORY:
-            self.memory = None
-
 
 class RankMemory:
-    """The generations of one rank. `copied`: it is a rank of another node."""
+    """The states of one rank. `held`: whole ones, newest first; `writing`: the rank copies into it, or None.
+
+    `spare`: one that was given up, whose memory the next one may have. `copied`: it is a rank of another node.
+    """
 
     def __init__(self) -> None:
-        self.generations = [Generation() for _ in range(GENERATIONS)]
+        self.held: list[Generation] = []
+        self.writing: Generation | None = None
+        self.spare: Generation | None = None
         self.copied = True  # until the rank has joined
         self.source = ""  # the keeper of that node, where it has sent something
 
-    def begin(self, cycle: int, iteration: int, world: int, serial: int) -> Generation:
-        """The generation for a new save: one without a whole state, else the older one. Serials only grow."""
-        chosen = min(self.generations, key=lambda one: (one.holds, one.save))
-        for one in self.generations:
-            if one.state is MemoryState.WRITING:  # the save before did not end
-                chosen = one
-        chosen.step(MemoryEvent.BEGIN)
-        chosen.serial, chosen.world, chosen.checksum = serial, world, -1
-        chosen.cycle, chosen.iteration = cycle, iteration
-        return chosen
-
-    def release(self) -> Any:
-        """The memory of what is replaced next, which is empty now, for a state that comes from elsewhere.
-
-        Not while a save is being written.
-        """
-        chosen = min(self.generations, key=lambda one: (one.holds, one.save))
-        if chosen.holds:
-            chosen.step(MemoryEvent.OUTDATE)
-        memory, chosen.memory = chosen.memory, None
-        return memory
-
     @property
-    def is_written(self) -> bool:
-        """Whether a save is under way."""
-        return any(one.state is MemoryState.WRITING for one in self.generations)
+    def memories(self) -> list[Any]:
+        """All that the rank has."""
+        every = (*self.held, self.writing, self.spare)
+        return [one.memory for one in every if one is not None and one.memory is not None]
 
-    def complete(self, serial: int, is_last: bool = True) -> bool:
-        """The save is whole; False: it is not the one that is being written.
+    def make_place(self) -> Generation | None:
+        """For one more state. Returns one whose memory may be used, if there is one; it is no spare any more."""
+        if self.writing is not None:  # it did not end
+            self.spare, self.writing = self.writing, None
+        elif len(self.held) == GENERATIONS:
+            self.spare = self.held.pop()
+        spare, self.spare = self.spare, None
+        return spare
 
-        `is_last`: what has the same or a higher iteration belongs to a training that was given up.
-        """
-        written = self.of(serial)
-        if written is None or written.state is not MemoryState.WRITING:
+    def complete(self, one: Generation, is_last: bool = True) -> None:
+        """It is whole. `is_last`: what has the same or a higher iteration is of a training that was given up."""
+        if one is self.writing:
+            self.writing = None
+        older = []
+        for other in self.held:
+            if is_last and other.iteration >= one.iteration:
+                self.spare = other
+            else:
+                older.append(other)
+        newest_first = sorted([one, *older], key=lambda each: each.save, reverse=True)
+        self.held = newest_first[:GENERATIONS]
+
+    def checked(self, one: Generation, checksum: int) -> bool:
+        """A checksum was made (< 0: it cannot be). Whether it is the same as before; what is damaged is not held."""
+        if one not in self.held:
             return False
-        written.step(MemoryEvent.COMPLETE)
-        for one in self.generations:
-            outdated = one is not written and one.holds and one.iteration >= written.iteration
-            if is_last and outdated:
-                one.step(MemoryEvent.OUTDATE)
-        return True
-
-    def checked(self, serial: int, checksum: int) -> bool:
-        """A checksum was made (< 0: it cannot be). Whether it is the same as before; what is damaged is empty then."""
-        found = self.of(serial)
-        if found is None or not found.holds:
-            return False
-        fits = checksum >= 0 and found.checksum in (-1, checksum)
-        found.checksum = checksum
-        found.step(MemoryEvent.CHECKED if fits else MemoryEvent.DAMAGED)
+        fits = checksum >= 0 and one.checksum in (-1, checksum)
+        one.checksum = checksum
+        if not fits:
+            self.held.remove(one)
         return fits
 
-    def abandon(self) -> None:
-        """The generation that is being written, if there is one, is empty now."""
-        for one in self.generations:
-            if one.state is MemoryState.WRITING:
-                one.step(MemoryEvent.ABANDON)
-
-    def of(self, serial: int) -> Generation | None:
-        """The generation with this save."""
-        return next((one for one in self.generations if one.serial == serial), None)
-
-    def held(self, world: int) -> list[Generation]:
-        """Whole states of a job with `world` ranks, newest first."""
-        found = [one for one in self.generations if one.holds and one.world == world]
-        return sorted(found, key=lambda one: one.save, reverse=True)
-
     def find(self, world: int, save: tuple[int, int]) -> Generation | None:
-        """The whole state with this save."""
-        return next((one for one in self.held(world) if one.save == save), None)
-
-    def other_worlds(self, world: int) -> list[int]:
-        """Of how many ranks the other states are."""
-        return sorted({one.world for one in self.generations if one.holds and one.world != world})
+        """The whole state of a job with `world` ranks and this save."""
+        return next((one for one in self.held if (one.world, one.save) == (world, save)), None)
 
 
 def newest_common(held: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:

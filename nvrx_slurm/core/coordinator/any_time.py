@@ -39,6 +39,7 @@ class AnyTime(Part):
         ),
         (LIVE, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
         (LIVE, t.Warmth, "on_warmth", (), "the next plan says how ranks are started"),
+        (LIVE, t.Loaded, "on_loaded", (), "where its ranks go on"),
         (live_but(Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
         (Stage.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
         (live_but(Stage.RUNNING), (t.Hung, t.Evidence), "ignore", (), "of another time"),
@@ -222,6 +223,12 @@ class AnyTime(Part):
     def on_warmth(self, event: ev.FromAgent[t.Warmth], now: float) -> None:
         """Whether a node can fork its ranks."""
         self._members.note_warmth(event.node_id, event.message)
+
+    def on_loaded(self, event: ev.FromAgent[t.Loaded], now: float) -> None:
+        """What the ranks of the cycle have found in memory."""
+        told = event.message
+        if told.cycle == self._job.cycle and self._ledger.loaded(told):
+            self._say(f"cycle {told.cycle}: {told.message}")
 
     def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
         """A health check of the node has failed."""

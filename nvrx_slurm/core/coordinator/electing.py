@@ -20,7 +20,7 @@ from nvrx_slurm.errors import ExitCode
 _ELECTING = Stage.ELECTING
 _LATER = (
     *(t.EndKnown, t.Hung, t.Evidence, t.Examined, t.RanksFailed, t.Spent, t.Succeeded),
-    *(t.Ready, t.Warmth, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
+    *(t.Ready, t.Warmth, t.Loaded, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
 )
 _PROBE_S = 1.0
 _MOST_HELD = 1_000  # messages of one agent that wait

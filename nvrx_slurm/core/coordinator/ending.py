@@ -41,6 +41,7 @@ _TOO_LATE = (
         t.Succeeded,
         t.Ready,
         t.Warmth,
+        t.Loaded,
         t.Asked,
         t.NodeUnfit,
         t.WarnJob,

@@ -17,6 +17,7 @@ from nvrx_slurm.types import (
     FaultRecord,
     History,
     JobReport,
+    Loaded,
     RankFault,
     RestartRecord,
     StragglerRecord,
@@ -289,6 +290,18 @@ class Ledger:
             self._open = replace(self._open, memory=memory)
         took = self._close(now)
         return self.complete(history), took
+
+    def loaded(self, told: Loaded) -> bool:
+        """What the ranks of the cycle after the last restart have loaded; whether that is worth a sentence."""
+        last = self._restarts[-1] if self._restarts else None
+        if last is not None and last.cycle == told.cycle - 1:
+            self._restarts[-1] = replace(
+                last,
+                memory=told.iteration,
+                source=told.source,
+                resumed=told.message,
+            )
+        return bool(told.message)
 
     def _close(self, now: float) -> str:
         """The restart that is under way, if there is one, is over."""

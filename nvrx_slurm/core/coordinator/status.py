@@ -251,6 +251,7 @@ def _incidents(report: JobReport, began_s: float, state: object) -> list[dict[st
             "rule": rules.get((one.cycle, one.cause), ""),
             "done": "restarting" if under_way and one is told[-1] else "restarted",
             "down_s": round(one.down_s, 3),
+            "resumed": one.resumed,
         }
         for one in told
     ]

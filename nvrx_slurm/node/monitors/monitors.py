@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -21,10 +22,11 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.rank.loss import LossReport
 from nvrx_slurm.declared import Record
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import ProtocolError, UsageError
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
@@ -138,6 +140,7 @@ class RankMonitor(SupervisedProcess):
         on_hang: OnHang,
         on_asked: OnAsked,
         lease: Lease | None = None,
+        on_loaded: Callable[[t.Loaded], None] = lambda loaded: None,
     ) -> None:
         super().__init__()
         self._lease = lease
@@ -145,6 +148,7 @@ class RankMonitor(SupervisedProcess):
         self._dir = Path(private_dir)
         self._on_hang = on_hang
         self._on_asked = on_asked
+        self._on_loaded = on_loaded
         self._inspections: list[asyncio.Future[dict[str, Any] | None]] = []
         self._lives = 0
         self._reported = 0  # number of the last report when it was read before
@@ -373,4 +377,8 @@ class RankMonitor(SupervisedProcess):
             self._end_inspections(message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
-            self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)
+            if message["action"] == wire.LOADED:
+                with contextlib.suppress(ValueError, ProtocolError):  # a rank may write anything
+                    self._on_loaded(from_plain(json.loads(description), t.Loaded))
+            else:
+                self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)

@@ -53,7 +53,9 @@ def times_of(words: Sequence[int], names: Sequence[str], released_s: float, unti
     told = words[page.BEATS] > 0 or STEP_SECTION in sections and sections[STEP_SECTION].times > 0
     beats, first_at, second_at, last_at = _TOLD if told else _COUNTED
     others_s = sum(section.took_s for section in sections.values() if section.name != STEP_SECTION)
-    saved_s = at_s(page.SAVED)
+    saved_s, kept_s = at_s(page.SAVED), at_s(page.KEPT)
+    steps = words[page.BEATS] or words[page.STEPS]
+    reached = words[page.KEPT_ITERATION] - 1 + max(0, steps - words[page.KEPT_STEPS])
     return RankTimes(
         released_s=released_s,
         until_s=until_s,
@@ -62,11 +64,12 @@ def times_of(words: Sequence[int], names: Sequence[str], released_s: float, unti
         second_s=at_s(second_at),
         last_s=at_s(last_at),
         turn_s=at_s(page.TURN),
-        saved_s=saved_s,
-        after_s=max(0.0, others_s - length_s(page.BEFORE_SAVED)) if saved_s else 0.0,
+        saved_s=max(saved_s, kept_s),
+        after_s=max(0.0, others_s - length_s(page.BEFORE_SAVED)) if saved_s > kept_s else 0.0,
         before_s=length_s(page.BEFORE),
         beats=min(max(0, words[beats]), 1 << 40),
         longest_s=0.0 if told or any(since_s) or words[page.TURN] else length_s(page.LONGEST_STEP),
+        reached=reached if words[page.KEPT_ITERATION] > 0 and 0 <= reached < 1 << 62 else -1,
         counts=at_s(page.STEPS_SINCE) > 0.0,
         suspended_s=length_s(page.SUSPENDED),
         sections=tuple(section for section in sections.values() if section.took_s > 0.0),

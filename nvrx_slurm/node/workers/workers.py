@@ -42,7 +42,7 @@ _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes b
 _RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
-Tell = Callable[[Pace | Window | t.Imports | t.Warmth], None]  # sends to the coordinator
+Tell = Callable[[Pace | Window | t.Imports | t.Warmth | t.Loaded], None]  # sends to the coordinator
 
 
 class Workers:
@@ -112,7 +112,7 @@ class Workers:
             self._board.touch(0o600)
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease, self._tell)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start()
         self._launcher.begin()
