@@ -39,7 +39,7 @@ class CheckServer:
 
     def plain(self):
         """The next line. Fails without one within a bound."""
-        assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
+        assert select.select([self.process.stdout], [], [], WAIT_S)[0], "nothing was said"
         return dict(json.loads(self.process.stdout.readline().decode().partition(outcome.ANSWER)[2]))
 
     def line(self):

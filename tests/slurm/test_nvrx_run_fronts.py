@@ -10,8 +10,8 @@ import minicluster_init as init
 import pytest
 from minicluster import until
 from nvrx_job import kill
-from waits import WAIT_S
 from stage import running_with
+from waits import WAIT_S
 
 from nvrx_slurm.core.words import unix_s
 
