@@ -53,12 +53,17 @@ def total_count(text: str) -> int:
 
 
 def _counts(text: str) -> list[tuple[int, int]]:
-    found = [_COUNT.fullmatch(part) for part in text.strip().split(",")]
-    if None in found:
-        raise UsageError(
-            f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it."
-        )
-    return [(int(one[1]), int(one[2] or 1)) for one in found if one]
+    counts = []
+    for part in text.strip().split(","):
+        found = _COUNT.fullmatch(part)
+        if found is None:
+            raise UsageError(
+                f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it."
+            )
+        count = int(found[1])
+        nodes = int(found[2] or 1)
+        counts.append((count, nodes))
+    return counts
 
 
 def _bad(part: str, why: str) -> UsageError:
@@ -70,12 +75,12 @@ def _numbers(bracket: str) -> list[str]:
     numbers: list[str] = []
     for item in bracket[1:-1].split(_COMMA):
         found = _RANGE.fullmatch(item)
-        low, high = (found[1], found[2] or found[1]) if found else ("0", "-1")
-        first = int(low)
-        last = int(high)
+        first = int(found[1]) if found else 0
+        last = int(found[2] or first) if found else -1
         if last < first:
             raise _bad(item, "is neither a number nor a range")
+        width = len(found[1]) if found else 0
         if len(numbers) + last - first >= MAX_HOSTS:
             raise _bad(item, f"makes it more than {MAX_HOSTS} names")
-        numbers.extend(str(n).zfill(len(low)) for n in range(first, last + 1))
+        numbers.extend(str(n).zfill(width) for n in range(first, last + 1))
     return numbers
