@@ -97,7 +97,9 @@ def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
     later = (*in_order(names | {"torch"}), *entries)
     if sets or (sets_later and not first_user):
         return Guess((), later)
-    scout = "" if first_user.partition(".")[0] in ("", "torch") else first_user
+    root = first_user.partition(".")[0]
+    is_own = root in ("", "torch") or bool(read(root))  # nothing of the user's runs early
+    scout = "" if is_own else first_user
     soon = names & (_USERS_OF_TORCH - {"torch"}) or any(_DYNAMO_SOON.search(text) for text in texts)
     first = in_order((names & {"numpy"}) | {"torch"})
     # One worker reaches its first optimizer as fast by itself.

@@ -34,6 +34,7 @@ BESIDE = {
     "pkg.deep": "import torch\noptim = 1",
     "late": "import torch\ndef f(): os.environ['X'] = '1'",
     "early": "def f(): os.environ['X'] = '1'\nf()\nimport torch",
+    "accelerate": "import json",
     "clean": "import json",
     "ring": "import ring",
 }
@@ -93,6 +94,7 @@ def test_several_workers_wait_for_what_they_take_from_libraries_above_torch(npro
         ("import torch, lightning", ""),
         ("import lightning.pytorch, torch", "lightning.pytorch"),
         ("from pkg.main import main", ""),
+        ("import accelerate", ""),  # a module beside the script
         ("import os\nos.environ['X'] = '1'\nimport lightning", ""),
         ("import os", ""),
     ],
