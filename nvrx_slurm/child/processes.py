@@ -19,7 +19,8 @@ from nvrx_slurm.child.descendants import children, cleans, group, kill_tree, nam
 from nvrx_slurm.system.files import write_all
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
+# rounds of SIGKILL: who loses its parent becomes our child, and is killed in the next round
+_MAX_ROUNDS = 16
 _own: set[int] = set()  # pids of children that were started here and have not been reaped yet
 
 

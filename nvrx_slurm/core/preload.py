@@ -62,7 +62,7 @@ class Guess(NamedTuple):
 
     first: tuple[str, ...] = ()  # what the first workers wait for
     later: tuple[str, ...] = ()  # what they import soon, and what may turn out to be unfit
-    next: tuple[str, ...] = ()  # of these what they wait for, too, where it is fit
+    next: tuple[str, ...] = ()  # modules that import one of these, and are fit, too
 
 
 def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:

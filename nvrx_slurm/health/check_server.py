@@ -64,7 +64,7 @@ class CheckServer:
         self._watches = [
             _Task(checks, plan.deadline_s, due_s=0.0) for checks in runner.grouped(plan.watched)
         ]
-        self._failing: frozenset[str] = frozenset()  # of the watched
+        self._failing: frozenset[str] = frozenset()  # names of the watched checks that failed last
         self._runs: list[runner.Run] = []  # all that have processes
         self._data = b""
 

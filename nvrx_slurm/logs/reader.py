@@ -41,7 +41,7 @@ class MergedReader:
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.realpath(path))  # an aggregator has made a link to it
         self._owner = path.lstat().st_uid
-        self._at = 0  # of the index
+        self._at = 0  # how many bytes of the index were read
         self._index = Index()
 
     def read(self, final: bool) -> Iterator[Piece]:

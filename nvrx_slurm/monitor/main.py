@@ -183,7 +183,7 @@ class MonitorProgram:
         if watched.passed_on.count(action) < most:
             if self._tell(watched, action, description[:most_chars]):
                 watched.passed_on.append(action)
-            elif action != _CONTINUE:  # that is for the log only: never an error
+            elif action != _CONTINUE:  # `continue` is for the log only, and never an error
                 raise wire.WireError(
                     "the launcher cannot be told: it is gone, or reads nothing; ask again later"
                 )

@@ -64,7 +64,7 @@ class NodeProgram:
         self._signal_reader = block_signals()
         self._head_start = head_start
         self._roles: list[NodeRole] = []
-        self._own_coordinator: CoordinatorHost | None = None  # of a job with one node
+        self._own_coordinator: CoordinatorHost | None = None  # the coordinator of a job with one node
         self._elections: Elections | None = None
         self._server: ControlServer | None = None
         self._logs: LogsRole | None = None

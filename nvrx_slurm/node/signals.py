@@ -41,7 +41,7 @@ class Signals:
         self._in_step, self._warning_signum = job.agent.in_step, job.agent.warning_signum
         self._coordinator, self._interrupt = coordinator, interrupt
         self._agent: Shell | None = None
-        self._warnings = list[Received]()  # that wait for an agent
+        self._warnings = list[Received]()  # warnings that came before the agent's program ran
         self._has_interrupt = False
         asyncio.get_running_loop().add_reader(reader.fd, self._read)
 

@@ -18,7 +18,7 @@ from nvrx_slurm.system.foreign import names_in, opened, size_of
 
 _MOST_BYTES = 1 << 30  # at the end of a log
 _BLOCK_BYTES = 8 << 20  # read at once; more than the longest line
-_MOST_LOGS = 200  # of a run: each is an open file
+_MOST_LOGS = 200  # most logs of a run: each is an open file
 # bytes of values of one kind; what each of them takes besides its text
 _MOST_FOUND, _LEAST_FOUND = 256 << 20, 1000
 # behind a plan, and up to the next one, that are searched for the rest

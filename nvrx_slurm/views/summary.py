@@ -17,7 +17,7 @@ from nvrx_slurm.types import Blame
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes
-_LONG_IMPORTS = 0.05  # of all nodes' time
+_LONG_IMPORTS = 0.05  # share of all nodes' time
 
 
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Incident(Record):
     at_s: float
     cause: str
     host: str
-    key: str  # of its node
+    key: str  # the key of its node
     rank: int  # -1 = the node
     phases: tuple[Stretch, ...]  # in their order, from the work that was lost to the first step
     lost_s: float

@@ -172,7 +172,8 @@ class _Finalizer(_TableRow):
 
     def redo(self):
         super().redo()
-        if hasattr(self._value, "_pid"):  # of multiprocessing: other processes do not call it
+        # a finalizer of multiprocessing: other processes do not call it
+        if hasattr(self._value, "_pid"):
             self._value._pid = os.getpid()
         else:
             self._value.index = next(self._key._index_iter)
@@ -230,7 +231,7 @@ class _Logger(_Effect):
     def undo(self):
         # when it is made: there may have been only a place for it
         self._made = self._loggers.pop(self.logger)
-        getattr(self._made, "_cache", {}).clear()  # of levels: the script may change the root's
+        getattr(self._made, "_cache", {}).clear()  # cached levels: the script may change the root's
 
 
 class _TempDir(_Effect):

@@ -84,7 +84,7 @@ class Template:
         self._rank_names = set(setup["rank_names"])
         self._hurry = setup["hurry"]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        for name in self._rank_names & os.environ.keys():  # of the agent's own environment
+        for name in self._rank_names & os.environ.keys():  # the agent's environment has some
             del os.environ[name]
         self._env = dict(os.environ)
         journal.rank_names.update(map(os.fsencode, self._rank_names))
@@ -93,7 +93,7 @@ class Template:
         self._descriptors = descriptors()
         # of files that people change while a job runs: each standby looks at them
         self._stamps = {}
-        self._installed = {}  # of all others: the template does, when it is asked
+        self._installed = {}  # the others are stamped by the template when it is asked
 
     def run(self):
         """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""

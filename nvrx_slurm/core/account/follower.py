@@ -21,7 +21,7 @@ from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Account, Counted, CycleCost, Spent
 
 _ANY = tuple(Stage)
-_COSTS = 9  # of the last cycles that a plan's account has
+_COSTS = 9  # the last cycles, whose costs are told
 _AGAIN = ("start", "import", "init", "reload")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.config.site import SiteCheck
 
 BUDGET_S = 10.0
-_KEPT_BYTES = 4096  # of its output; the rest is dropped
+_KEPT_BYTES = 4096  # longest output that is kept; the rest is dropped
 _MARGIN_S = 0.25  # to end all its processes before the runner ends this one
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _VERDICTS = {0: Verdict.PASS, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}

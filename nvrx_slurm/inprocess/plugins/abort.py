@@ -54,7 +54,7 @@ class _Memory:
     # inodes of connections; None: unknown, so no store's connection is ever cut
     kept: frozenset[int] | None = None
     has_cut: bool = False  # AbortTorchDistributed has run since keep_connections()
-    groups: list[Any] = field(default_factory=list)  # that were aborted, see release_groups()
+    groups: list[Any] = field(default_factory=list)  # aborted groups, see release_groups()
 
 
 _memory = _Memory()

@@ -71,7 +71,7 @@ class PySlurm(Slurm):
                 self.close()
                 raise NoAnswer(why) from None
             except bounded.Overrun:
-                self.close()  # which ends the thread, too
+                self.close()  # ends the thread, too
                 raise NoAnswer(f"pyslurm did not answer within {bound_s:g} s") from None
             if "error" in answer:
                 raise text.error(f"pyslurm's {call}", str(answer["error"]))
