@@ -321,7 +321,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float, **options
 
 
 def wait(fds: Iterable[int], until_s: float) -> set[int]:
-    """Those of `fds` that can be read, at the latest at `until_s` (time.monotonic(); inf: no limit)."""
+    """Return those of `fds` that can be read, at the latest at `until_s` (time.monotonic(); inf: no limit)."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)

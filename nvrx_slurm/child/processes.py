@@ -214,7 +214,7 @@ def adopt(pid: int) -> Child:
 
 
 def end_with_parent(signum: int) -> None:
-    """From now on `signum` comes when the thread that forked this process ends; nothing comes if it has already."""
+    """Have `signum` sent to this process when the thread that forked it ends; nothing comes if it has already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 

@@ -44,7 +44,7 @@ def moved(pids: Collection[int]) -> int:
 
 
 def _inodes(pid: int) -> Iterator[int]:
-    """Of the sockets of a process."""
+    """The inode numbers of a process's sockets."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as descriptors:
             links = [os.readlink(one.path) for one in descriptors]
@@ -71,7 +71,7 @@ def _dump(kernel: socket.socket, family: int, inodes: set[int]) -> int:
 
 
 def _bytes(told: bytes, inodes: set[int]) -> int:
-    """Of one socket, if it is one of these."""
+    """The bytes that one socket has acknowledged and received, if its inode is one of these."""
     (inode,) = struct.unpack_from("=L", told, _INODE_AT)
     at = _TOLD_BYTES if inode in inodes else len(told)
     while at + _ATTRIBUTE.size <= len(told):

@@ -153,7 +153,7 @@ class ControlClient:
             self._post(ev.Disconnected(str(why)))
 
     def _on_proved(self) -> None:
-        """It is our coordinator."""
+        """Begin to talk: it is our coordinator."""
         self._open = True
         assert self._stream is not None
         self._stream.send(FROM_AGENTS.encode(t.Hello(auth.VERSION)))

@@ -69,7 +69,7 @@ class CheckServer:
         self._data = b""
 
     def serve(self) -> None:
-        """Until the end of stdin, or until stdout is closed."""
+        """Serve until the end of stdin, or until stdout is closed."""
         gc.freeze()  # once: garbage collection in the children would copy the pages of this process
         try:
             while True:

@@ -274,7 +274,8 @@ class NodeProgram:
         return end.code
 
     async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
-        """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
+        """End the Slurm job where the batch host is gone: no batch script does, and Slurm may take minutes to
+        notice."""
         from nvrx_slurm.core.chain import ChainLink, Next, decide
 
         chain = self._job.until_done

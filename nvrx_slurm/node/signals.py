@@ -19,8 +19,8 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def block_signals() -> SignalReader:
-    """Before threads and child processes exist. Signals that are ignored at the start (nohup, a shell's background job)
-    stay ignored."""
+    """Block the signals before threads and child processes exist. Signals that are ignored at the start (nohup, a
+    shell's background job) stay ignored."""
     return SignalReader(s for s in (*ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN)
 
 
@@ -46,7 +46,7 @@ class Signals:
         asyncio.get_running_loop().add_reader(reader.fd, self._read)
 
     def begin(self, agent: Shell) -> None:
-        """There is an agent."""
+        """Hand signals to this agent from now on."""
         self._agent = agent
         for received in self._warnings:
             self._take(received, agent)

@@ -138,7 +138,7 @@ class Cycle(NamedTuple):
     parts: list[tuple[CoordinatorLog, int, int]]
 
     def find(self, what: tuple[bytes, bytes], label: bytes = b"") -> Iterator[LogValue]:
-        """As CoordinatorLog.find, near the beginning and the end of each part."""
+        """Find as CoordinatorLog.find, near the beginning and the end of each part."""
         for log, begin, end in self.parts:
             cut = min(end, begin + _HEAD_BYTES) if begin > log.begin else end
             yield from log.find(what, begin, cut, label)
@@ -159,7 +159,7 @@ def coordinators_of(run: Path) -> list[str]:
 
 
 def logs_of(run: Path) -> list[CoordinatorLog]:
-    """Of all coordinators of a run that have taken a step, the first one first."""
+    """The logs of all coordinators of a run that have taken a step, the first one first."""
     found = []
     for name in coordinators_of(run):
         with suppress(OSError):

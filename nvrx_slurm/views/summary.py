@@ -21,7 +21,7 @@ _LONG_IMPORTS = 0.05  # share of all nodes' time
 
 
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
-    """Of the runs of one job or chain, from the first submission to the last end (Unix seconds).
+    """The sums of the runs of one job or chain, from the first submission to the last end (Unix seconds).
 
     Runs without an account count as wall time only.
     """

@@ -283,7 +283,7 @@ class Journal:
         self.parked = Graph(self.entries, self.module)
 
     def begin_worker(self, hooks, watched, env):
-        """From now on the script's imports come back as they are needed. `env`: all variables at this moment."""
+        """Bring the script's imports back as they are needed, from now on. `env`: all variables at this moment."""
         self._hooks, self._watched = hooks, set(watched)
         self._exact = Exact(
             self, hooks, {name: value for name, value in env.items() if name not in self.rank_names}

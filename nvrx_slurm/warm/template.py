@@ -170,7 +170,7 @@ class Template:
                 raise Unfit("it started a thread")
 
     def _stamp(self):
-        """Of all files that were imported. Those that are named, or are not installed, change most often."""
+        """The stamps of all files that were imported. Those that are named, or are not installed, change most often."""
         prefixes = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
         named = {module.partition(":")[0] for module, _ in self._modules}
         files = {"": sys.executable}
@@ -237,7 +237,8 @@ class Template:
             os._exit(1)
 
     def _fork(self, sockets):
-        """One standby for each socket. A process between us and them ends at once, so the agent becomes their parent.
+        """Fork one standby for each socket. A process between us and them ends at once, so the agent becomes their
+        parent.
 
         Two such processes fork more than two standbys: a fork copies tables of some hundred MB, which takes a core.
         Returns None here and the own socket in a standby.
@@ -316,7 +317,7 @@ class Template:
         gc.unfreeze()
 
     def _take(self, env):
-        """Only the variables of a rank: a module may have set others, which its other imports read."""
+        """Take only the variables of a rank: a module may have set others, which its other imports read."""
         os.environ.update({name: value for name, value in env.items() if name in self._rank_names})
 
     def _renew(self):

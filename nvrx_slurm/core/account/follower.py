@@ -143,7 +143,7 @@ class JobAccount:
         book.stops(now)
 
     def close(self, now: float) -> None:
-        """Nothing comes any more: count the last cycle."""
+        """Count the last cycle: nothing comes any more."""
         self._settle()
         self._close_cycle()
         self._note(self._book.ended(now, self._ends_well))

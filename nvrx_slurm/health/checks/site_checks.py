@@ -84,7 +84,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
 
 
 def judge(ended: Ended) -> tuple[Verdict, str]:
-    """By exit code; any other code, a signal and no end at all are unknown."""
+    """The verdict by exit code; any other code, a signal and no end at all are unknown."""
     texts = (data.decode(errors="replace").strip() for data in (ended.stdout, ended.stderr))
     line = next((text.splitlines()[0] for text in texts if text), "")
     if ended.code in _VERDICTS:

@@ -67,7 +67,7 @@ class Hook:
         )
 
     def say(self, level: int, text: str) -> None:
-        """As HookLog.say, with the names of node and job."""
+        """Log a sentence with the names of node and job, as HookLog.say."""
         self.log.say(
             level, f"{self.name}{f' job {self.job_ids[0]}' if self.job_ids else ''}: {text}"
         )

@@ -63,7 +63,7 @@ _STARTS = frozenset(
 
 
 class Defer(enum.Enum):
-    """For how long a stop is deferred."""
+    """How long a stop is deferred."""
 
     NOT = enum.auto()
     # of the interpreter: lock-heavy code may be at the same line at every question
@@ -164,7 +164,8 @@ class Stopper:
     # --- main thread --------------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Its result; raises its exceptions, and RankShouldRestart, at any of its steps, if it is to stop."""
+        """Call the function and return its result; raises its exceptions, and RankShouldRestart, at any of its steps,
+        if it is to stop."""
         with self._running:
             if self.stopping:
                 raise self._made()

@@ -192,7 +192,7 @@ def _step(what: str, fn: Callable[[], Any], timeout_s: float = _STEP_TIMEOUT_S) 
 
 
 def _imported(module: str, name: str) -> Any:
-    """That name of an imported module, None if the module is not imported: an abort imports nothing."""
+    """The value of this name in a module, None if the module is not imported: an abort imports nothing."""
     return getattr(sys.modules.get(module), name, None)
 
 

@@ -104,7 +104,7 @@ class Console:
         self._wake()
 
     def draw(self, status: Path) -> None:
-        """From now on the last line of a terminal tells what the job does, by this status.json."""
+        """Tell in the last line of a terminal, from now on, what the job does, by this status.json."""
         self._status = status if self._is_terminal and not self._prompts else None
         self._wake()
 

@@ -143,7 +143,7 @@ def _no_room(folder: Path) -> str:
 
 
 def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float, stopped_s: float) -> RankFault:
-    """As `with_details`, of a rank that was stopped because of another one, at `stopped_s` (`time.time()`).
+    """Do as `with_details`, for a rank that was stopped because of another one, at `stopped_s` (`time.time()`).
 
     It has a finding only if it may be the cause: what it says is no consequence of the stop. A victim may end before
     the culprit, which still flushes, dumps core or aborts. Never raises.

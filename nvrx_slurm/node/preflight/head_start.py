@@ -124,7 +124,8 @@ def started(config: Config) -> Iterator[HeadStart]:
 
 
 def _hold_standard_descriptors() -> None:
-    """Where 0, 1 or 2 came closed, keep them taken: else a log of ours gets that number and the console's lines."""
+    """Keep the descriptors 0, 1 and 2 taken where they came closed: else a log of ours gets that number and the
+    console's lines."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         fd = os.dup(fd)

@@ -63,7 +63,7 @@ class Comment:
 
 
 def comment_of(found: View) -> str:
-    """For the job's Comment, which squeue shows to each user: no path, no name and no text of an exception."""
+    """A text for the job's Comment, which squeue shows to each user: no path, no name and no text of an exception."""
     used, end = found["restarts"]["used"], found["end"]
     state = f"ended with code {end['code']}" if end else f"cycle {max(0, found['cycle'])}"
     return f"nvrx {state}, {used} restart{'s' * (used != 1)}"

@@ -110,7 +110,7 @@ class Launcher:
         return processes.hold(command, env, spec.warning_signal, spec.stdin)
 
     async def wait(self, forked: bool = True) -> float:
-        """Until no process that these workers need is on its way; at a restart no longer than their imports took.
+        """Wait until no process that these workers need is on its way; at a restart no longer than their imports took.
         Returns how long that was.
 
         A template imports what the last workers have loaded faster than they would do it again, all at once.
@@ -235,7 +235,7 @@ class Launcher:
             after_s = _FIRST_INSPECTION_S if loads_more else after_s * 2
 
     def _want(self) -> None:
-        """At low priority, in the templates that there are."""
+        """Tell the templates which modules to import, at low priority."""
         modules = self._learned.modules()
         for names in self._learned.by_rank():
             some = ", ".join(names[:_MOST_NAMED])
@@ -248,7 +248,7 @@ class Launcher:
         self._tell_warmth()
 
     def _tell_warmth(self) -> None:
-        """Where something has changed."""
+        """Tell how workers are made, if that has changed."""
         templates = [*self._templates.values()]
         cold = next((one.cold for one in templates if one.cold), "")
         if self._inexact or all(self._has_standby(local_rank) for local_rank in range(len(self._prefixes))):
@@ -384,7 +384,7 @@ def _has_customization() -> bool:
 
 
 def report_defect(task: asyncio.Task[None]) -> None:
-    """At once: no code awaits its result."""
+    """Report a defect at once: no code awaits the task's result."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         task.get_loop().call_exception_handler({"message": "the start of workers broke", "exception": error})

@@ -151,7 +151,7 @@ class Workers:
             self._console.say(f"leaving {left} processes behind that workers started: they do not end")
 
     async def cleaned(self) -> None:
-        """Until no process of stopped workers runs any more but torch's manager of shared memory. Bounded."""
+        """Wait until no process of stopped workers runs any more but torch's manager of shared memory. Bounded."""
         if self._cleaning is not None:
             await asyncio.shield(self._cleaning)
 
