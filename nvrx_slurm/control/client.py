@@ -163,7 +163,7 @@ class ControlClient:
         self._post(ev.Connected())
 
     def _received(self, frame: bytes) -> None:
-        """A message, or the answer to a beat. Raises ProtocolError."""
+        """Take a message, or the answer to a beat. Raises ProtocolError."""
         if frame != BEAT:
             return self._post(FROM_COORDINATOR.decode(frame))
         self._answered, self._answered_s = True, self._loop.time()

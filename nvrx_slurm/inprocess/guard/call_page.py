@@ -59,7 +59,7 @@ class CallPage:
 
 
 class Stall:
-    """For how long a counter has not moved, as seen by an observer that reads it about every `interval_s` seconds.
+    """Tells how long a counter has not moved, to an observer that reads it about every `interval_s` seconds.
 
     An observer that reads late was itself suspended (scontrol suspend, a paused machine), and its count starts anew.
     """

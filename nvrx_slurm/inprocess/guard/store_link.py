@@ -180,11 +180,11 @@ class StoreLink(threading.Thread):
         )
 
     def expect(self, number: int, address: str, port: int) -> None:
-        """This rank is rank 0 of iteration `number`, and its process group meets here."""
+        """Expect the process group of iteration `number` to meet at this address: its rank 0 is this rank."""
         self._requests.put(lambda: self._expect(number, address, port))
 
     def give_up(self, why: str) -> None:
-        """The store is lost; may be called from another thread while this one waits for the store."""
+        """Take the store for lost. Another thread may call it while this one waits for the store."""
         if self.lost:
             return
         self.lost = True
