@@ -34,7 +34,7 @@ else:
 T = TypeVar("T")
 
 Name = Annotated[str, Meta(max_length=256)]
-Line = Annotated[str, Meta(max_length=300)]  # of a rank's output
+Line = Annotated[str, Meta(max_length=300)]  # one line of a rank's output
 Cause = Annotated[str, Meta(max_length=400)]
 Sentence = Annotated[str, Meta(max_length=2000)]
 Reason = Annotated[str, Meta(max_length=4000)]

@@ -72,7 +72,7 @@ class Finding(Record):
     fingerprint: Name = ""  # equal for equal failures; 16 hexadecimal digits
     line: Line = ""  # the line that matched, at most 300 characters
     rests_on: Name = ""  # frame, field, text or exit: what it was read from
-    node: Name = ""  # that the line names, where that may be another one
+    node: Name = ""  # the node that the line names, if it names one
 
 
 class Collective(Record):
@@ -90,12 +90,12 @@ class RankEvidence(Record):
     rank: Count
     infra_rank: Count
     host: Name
-    state: Name = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
+    state: Name = ""  # in /proc/PID/stat; "" = its node has not answered in time
     moves: bool = False  # it used processor time between two looks
     frames: AtMost16[
         Name
     ] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
-    section: Name = ""  # that is open, as its monitor knows
+    section: Name = ""  # the open section, as its monitor knows
     silent_s: Seconds = -1.0  # since its last sign of life; -1 = not known
     collectives: AtMost8[Collective] = ()  # one for each process group; at most 8
     local_rank: Count = -1
@@ -142,7 +142,7 @@ class Spent(Record):
     suspended_s: Seconds = 0.0  # stopped by somebody
     # from the end of the last section of kind checkpoint until this message
     saved_s: Seconds = -1.0
-    after_s: Seconds = 0.0  # of that, in other sections than "step"
+    after_s: Seconds = 0.0  # the part of it in other sections than "step"
     sections: AtMost16[SectionTime] = ()  # at most 16
     idle: bool = False  # steps of its ranks would have been seen, and there was none
     reached: Big = -1  # iteration: the last one in memory, and steps since then; -1 = not known
@@ -154,7 +154,7 @@ class RankPace(Record):
     rank: Count
     steps: Big  # heartbeats, sections "step", or steps of an optimizer, in this life
     step_s: Seconds  # from one to the next, lately; 0 = not known
-    section: Name = ""  # that began last of those that are open; "" = none
+    section: Name = ""  # the open section that began last; "" = none
     section_s: Seconds = 0.0  # since then
     still_s: Seconds = 0.0  # since the last of its steps
 
@@ -263,7 +263,7 @@ class CycleCost(Record):
 class Counted(Record):
     """The account until a plan. All agents get it after that plan, and tell it to the next coordinator."""
 
-    cycle: Count  # of that plan
+    cycle: Count  # the cycle of that plan
     account: Account  # with at most 32 nodes
     costs: AtMost16[CycleCost] = ()  # of the last 9 cycles
 
@@ -290,7 +290,7 @@ class Kept(Record):
 
     rank: Count
     world: Count  # how many ranks the job had
-    cycle: Count  # that saved it
+    cycle: Count  # the cycle that saved it
     iteration: Big
 
 

@@ -82,7 +82,7 @@ class FaultKind(str, Enum):
 # Exit codes of all ranks of Megatron-LM (core/rerun_state_machine.py): a step is to be repeated on other GPUs; a result
 # was rejected. One rank has printed why.
 RERUN, REJECTED = 16, 17
-VERDICT_S = 5.0  # that the other ranks have to end by themselves then, so that their output counts
+VERDICT_S = 5.0  # how long the other ranks may then end by themselves, so that their output counts
 
 
 class RestartPolicy(str, Enum):
@@ -166,13 +166,13 @@ class RestartRecord(Record):
     host: Name = ""  # of its first cause
     infra_rank: Count = -1  # of its first cause
     exit_code: Ended = 0  # of its first cause
-    iteration: Big = -1  # that the training had reached, as its output says; -1 = not known
+    iteration: Big = -1  # what the training had reached, as its output says; -1 = not known
     checkpoint: Big = -1  # iteration of the last checkpoint at that time; -1 = not known
     elsewhere: bool = False  # the next cycle ran on other nodes, to learn whether the failure stays with the node
     detect_s: Seconds = 0.0  # from the last sign of life of the first cause to `at_s`
     recomputed_s: Seconds = 0.0  # time of work since the last checkpoint, as far as that is known
     again_s: Seconds = 0.0  # from the next plan until the next cycle trains at its pace
-    ran_s: Seconds = 0.0  # that cycle
+    ran_s: Seconds = 0.0  # how long that cycle ran
     alone: bool = False  # as far as that cycle told, it may have been the node's own failure
     alike: AtMost8[Alike] = ()  # or that of these nodes as well
     memory: Big = -1  # iteration that all ranks of the next cycle have, or could have, loaded from memory; -1 = none
@@ -218,7 +218,7 @@ class JobReport(Record):
     """What happened in the whole job, as far as this coordinator has seen it."""
 
     duration_s: float = 0.0  # since the job began
-    cycles: int = 0  # that were planned or carried on
+    cycles: int = 0  # cycles that were planned or carried on
     restarts_used: int = 0  # over all terms; of earlier terms `restarts` holds the last 8
     restarts: tuple[RestartRecord, ...] = ()  # oldest first, at most 1,000
     faults: tuple[FaultRecord, ...] = ()  # in order of arrival, at most the first 1,000
@@ -326,7 +326,7 @@ class Hung(Record):
     term: Count
     cycle: Count
     fault: RankFault
-    doubted: bool = False  # it makes no steps; whether it hangs is to be found out, and nothing ends it until then
+    doubted: bool = False  # it makes no steps: look whether it hangs, and end nothing until that is known
 
 
 class Evidence(Record):

@@ -48,7 +48,7 @@ def folders() -> list[str]:
 
 
 def say(text: str) -> None:
-    """To the terminal and the system log, without waiting for the latter."""
+    """Write to the terminal and the system log, without waiting for the latter."""
     logger = ["/usr/bin/logger", "-p", "daemon.err", "-t", f"nvrx-{sys.argv[1]}", "--", text[:2000].replace("\0", "?")]
     try:
         print(text, file=sys.stderr)

@@ -25,7 +25,7 @@ from nvrx_slurm.child.descendants import kill_tree
 REAP_S = 0.3
 DEFAULT_LIMIT_BYTES = 65536
 _CHUNK_BYTES = 65536
-_MAX_READS = 64  # of a pipe at the end of its child; a pipe holds a bounded number of bytes
+_MAX_READS = 64  # reads of a pipe whose child has ended; a pipe holds a bounded number of bytes
 own: set[int] = set()  # pids of children under way: `processes.Orphans` leaves them alone
 # a forked child ends itself that long after its deadline, should this process be gone
 _ALARM_S = 2.0
@@ -321,7 +321,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float, **options
 
 
 def wait(fds: Iterable[int], until_s: float) -> set[int]:
-    """Those of `fds` that can be read, at the latest at `until_s` (time.monotonic(); inf: no limit)."""
+    """Return those of `fds` that can be read, at the latest at `until_s` (time.monotonic(); inf: no limit)."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)

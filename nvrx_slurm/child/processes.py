@@ -19,7 +19,8 @@ from nvrx_slurm.child.descendants import children, cleans, group, kill_tree, nam
 from nvrx_slurm.system.files import write_all
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
+# rounds of SIGKILL: who loses its parent becomes our child, and is killed in the next round
+_MAX_ROUNDS = 16
 _own: set[int] = set()  # pids of children that were started here and have not been reaped yet
 
 
@@ -213,7 +214,7 @@ def adopt(pid: int) -> Child:
 
 
 def end_with_parent(signum: int) -> None:
-    """From now on `signum` comes when the thread that forked this process ends; nothing comes if it has already."""
+    """Have `signum` sent to this process when the thread that forked it ends; nothing comes if it has already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 

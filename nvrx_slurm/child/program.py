@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 GIVEN_UP = 3  # exit code of a program that is not to be started again
-UNFINISHED = 4  # of one that could not do the rest of its work in time
+UNFINISHED = 4  # exit code: the rest of its work was not done in time
 ORPHANED_S = 5.0  # for the rest of its work when the agent has ended
 _NICE = 10
 _PACKET_BYTES = 1 << 17

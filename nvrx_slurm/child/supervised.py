@@ -54,16 +54,16 @@ class SupervisedProcess:
         raise NotImplementedError
 
     def _on_start(self) -> None:
-        """Its channel is there: send what it has to know first."""
+        """Send what the process has to know first: its channel is there."""
 
     def _on_failure(self, error: OSError) -> None:
         """No process can be made."""
 
     def _on_message(self, data: bytes) -> None:
-        """It has sent this."""
+        """Take a message of the process."""
 
     def _on_exit(self, pid: int, code: int) -> None:
-        """It was reaped; all of its messages have been taken."""
+        """Learn that the process was reaped; all of its messages have been taken."""
 
     def _ask_to_end(self) -> None:
         self._kill()
@@ -98,7 +98,7 @@ class SupervisedProcess:
         self._loop.add_reader(child.pidfd, self._on_end)
 
     def send(self, data: bytes, fds: Iterable[int] = ()) -> None:
-        """To the process, if there is one. One that has stopped reading is killed: its successor is told anew."""
+        """Send to the process, if there is one. One that has stopped reading is killed: its successor is told anew."""
         if self._channel is None:
             return
         try:
@@ -224,7 +224,7 @@ class PacketProcess(SupervisedProcess):
             self._on_packet(packet)
 
     def _on_packet(self, packet: dict[str, Any]) -> None:
-        """For more than sentences."""
+        """Take a packet that is more than a sentence."""
 
     def _on_exit(self, pid: int, code: int) -> None:
         self._code = code

@@ -44,7 +44,7 @@ def moved(pids: Collection[int]) -> int:
 
 
 def _inodes(pid: int) -> Iterator[int]:
-    """Of the sockets of a process."""
+    """The inode numbers of a process's sockets."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as descriptors:
             links = [os.readlink(one.path) for one in descriptors]

@@ -94,7 +94,7 @@ def _own_command(launch: LaunchConfig) -> list[str]:
 
 
 def _in_container(launch: LaunchConfig) -> bool:
-    """By pyxis, or CSCS's plugin."""
+    """Whether the tasks run in a container, by pyxis or CSCS's plugin."""
     by_srun = any("--container-image" in arg or "--environment" in arg for arg in launch.srun_args)
     return bool(launch.step_prefix) or by_srun
 
@@ -297,7 +297,7 @@ class Step:
             return isinstance(error, NoAnswer)
 
     def _follow_the_coordinator(self) -> None:
-        """After an election the console goes on where another coordinator writes."""
+        """Go on to show the lines of another coordinator after an election."""
         found = self._run_dir.console_of()
         if found is not None and found[0] not in self._followed:
             self._followed.add(found[0])

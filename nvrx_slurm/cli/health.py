@@ -114,7 +114,7 @@ def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> N
 
 
 def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
-    """For machines. `lane` (its group): null = a process of its own."""
+    """The check as plain data, for machines. `lane` (its group): null = a process of its own."""
     names = (
         "name",
         "reads",

@@ -174,7 +174,8 @@ def _gpus_of_slurm(slurm: SlurmContext, env: Mapping[str, str]) -> int:
 
 
 def on_node(here: Here, nproc: int) -> OnNode:
-    """Where a task sees only GPUs of its own (srun --gpus-per-task), its local ranks begin at 0."""
+    """The place of this task's workers on its node. Where a task sees only GPUs of its own (srun --gpus-per-task), its
+    local ranks begin at 0."""
     slurm = here.slurm
     if slurm is None or slurm.launchers == 1:
         return OnNode(0, 0, nproc)
@@ -223,7 +224,8 @@ def run_dir(here: Here) -> RunDir:
 
 
 def _run_dir_in_step(here: Here) -> RunDir:
-    """Of several runs in one step, as in `srun --pty bash`, each has its own: the first without an end.
+    """The directory of this run. Of several runs in one step, as in `srun --pty bash`, each has its own: the first
+    without an end.
 
     All agents of a run find the same one: those before it have ended on each node.
     """

@@ -307,7 +307,7 @@ def _warm(here: Here, argv: list[str], script: str, shape: Layout) -> WarmSpec |
 
 
 def _text_beside(path0: str | None, module: str) -> str:
-    """Of a module beside the script; "" where there is none."""
+    """The text of a module beside the script; "" where there is none."""
     if path0 is None:
         return ""
     path = os.path.join(path0, *module.split("."))
@@ -315,7 +315,7 @@ def _text_beside(path0: str | None, module: str) -> str:
 
 
 def _text(path: str) -> str:
-    """Of the script; "" where it cannot be read, and of a folder or zip file."""
+    """The text of the script; "" where it cannot be read, and of a folder or zip file."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read(_LONGEST_SCRIPT)
@@ -326,7 +326,7 @@ def _text(path: str) -> str:
 
 
 def _text_of_encoding(path: str) -> str:
-    """Of a script whose first lines name an encoding (PEP 263)."""
+    """The text of a script whose first lines name an encoding (PEP 263)."""
     import tokenize  # takes milliseconds, which most scripts do not need
 
     try:

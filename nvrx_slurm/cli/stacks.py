@@ -93,7 +93,7 @@ def _of_all_nodes(run: Path, job: str) -> str:
             step, env=env, capture_output=True, text=True, timeout=_STEP_S, check=False
         )
     except subprocess.TimeoutExpired as late:
-        if late.stdout:  # of the nodes that live
+        if late.stdout:  # the living nodes have answered
             return late.stdout.decode(errors="replace")
         raise click.UsageError(f"job {job}: srun did not answer within {_STEP_S:g} s") from None
     if done.returncode and not done.stdout:

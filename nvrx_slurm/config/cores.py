@@ -14,7 +14,7 @@ _LOOK_AGAIN_S = 1.0, 30.0  # the least and the most
 
 
 def agent_settings(config: Config, term_timeout_s: float | None = None) -> AgentSettings:
-    """For the agent. `term_timeout_s`: what Slurm leaves between SIGTERM and SIGKILL; None = all."""
+    """The settings of the agent's core. `term_timeout_s`: what Slurm leaves between SIGTERM and SIGKILL; None = all."""
     launch, ft = config.launch, config.ft
     return AgentSettings(
         stop_timeout_s=launch.workers_stop_timeout,
@@ -31,7 +31,8 @@ def agent_settings(config: Config, term_timeout_s: float | None = None) -> Agent
 def coordinator_settings(
     config: Config, agent: AgentSettings, preflight_s: float
 ) -> CoordinatorSettings:
-    """For the coordinator, of a job with one node. `preflight_s`: the longest that a preflight takes."""
+    """The settings of the coordinator's core, in a job with one node. `preflight_s`: the longest that a preflight
+    takes."""
     launch, ft = config.launch, config.ft
     return CoordinatorSettings(
         segment=ft.segment,

@@ -65,7 +65,7 @@ def otlp_target(env: Mapping[str, str]) -> OtlpTarget | None:
 
 
 def _pairs(name: str, text: str) -> tuple[tuple[str, str], ...]:
-    """As in W3C Baggage: key=value, separated by commas, values percent-encoded."""
+    """The pairs of a list as in W3C Baggage: key=value, separated by commas, values percent-encoded."""
     found = []
     for pair in filter(None, text.split(",")):
         key, separator, value = pair.partition("=")

@@ -212,12 +212,12 @@ class Listener:
             self._timer.cancel()
 
     def admitted(self, peer: Caller) -> None:
-        """It holds the token, and is bounded by the server from now on."""
+        """Let it go: it holds the token, and the server bounds it from now on."""
         self._admission.leave(peer, True, self._loop.time())
         self._tend_soon()
 
     def left(self, peer: Caller, why: Exception) -> None:
-        """Its connection has ended."""
+        """Forget a caller whose connection has ended."""
         if isinstance(why, (AuthError, ProtocolError)):
             self.say_refusal(f"refused a connection from {peer.address}: {why}")
         self._admission.leave(peer, False, self._loop.time())

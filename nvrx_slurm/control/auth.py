@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.system import bounded
 
-VERSION = 6  # of what `control.messages` carries
+VERSION = 6  # version of the messages in `control.messages`
 TOKEN_ENV = "NVRX_TOKEN"
 _MUNGE_TIMEOUT_S = 8.0
 T = TypeVar("T")

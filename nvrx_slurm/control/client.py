@@ -153,7 +153,7 @@ class ControlClient:
             self._post(ev.Disconnected(str(why)))
 
     def _on_proved(self) -> None:
-        """It is our coordinator."""
+        """Begin to talk: it is our coordinator."""
         self._open = True
         assert self._stream is not None
         self._stream.send(FROM_AGENTS.encode(t.Hello(auth.VERSION)))
@@ -163,7 +163,7 @@ class ControlClient:
         self._post(ev.Connected())
 
     def _received(self, frame: bytes) -> None:
-        """A message, or the answer to a beat. Raises ProtocolError."""
+        """Take a message, or the answer to a beat. Raises ProtocolError."""
         if frame != BEAT:
             return self._post(FROM_COORDINATOR.decode(frame))
         self._answered, self._answered_s = True, self._loop.time()

@@ -67,13 +67,13 @@ class ControlServer:
         return self._identity.pem
 
     def adopt(self, token: str) -> None:
-        """From now on peers have to hold this token; "": none can."""
+        """Have peers prove this token from now on; "": none can."""
         self._identity = identity(token or auth.new_token(), self._job)
         if self._tokens is not None:
             self._tokens.token = token
 
     def listen_to(self, post: Callable[[Any], None], where: Callable[[], t.Elsewhere]) -> None:
-        """From now on `post` gets the events. `where()` answers agents that ask for the coordinator."""
+        """Post events to `post` from now on. `where()` answers agents that ask for the coordinator."""
         self._post, self._where = post, where
 
     def heard_at(self, node_id: str) -> float:

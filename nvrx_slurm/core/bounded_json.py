@@ -51,7 +51,7 @@ def _whole(text: str) -> int:
 
 
 def _real(text: str) -> float:
-    """Also of NaN and Infinity, which JSON does not have."""
+    """The number in `text`. NaN and Infinity, which JSON does not have, are refused, too."""
     value = float(text)
     if not -_HUGE < value < _HUGE:
         raise ValueError(f"it holds the number {text:.20}")

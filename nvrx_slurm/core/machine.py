@@ -19,7 +19,7 @@ from nvrx_slurm.errors import UnknownTransition
 Table = Mapping[tuple[Enum, type], "Row"]
 Handler = Callable[[Any, float], Enum | None]
 Group = tuple[Enum | tuple[Enum, ...], type | tuple[type, ...], str, tuple[Enum, ...], str]
-MOST_TARGETS = 4  # of a row
+MOST_TARGETS = 4  # states that a row may name
 
 
 class Row(Record):

@@ -43,7 +43,7 @@ Module = tuple[str, Changes]  # what to import, and under which changes
 
 
 def loaded(maps: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Those that a process has loaded, and its shared libraries. `maps`: its /proc/PID/maps, see proc(5)."""
+    """The modules that a process has loaded, and its shared libraries. `maps`: its /proc/PID/maps, see proc(5)."""
     libraries = frozenset(_LIBRARY.findall(maps))
     return in_order(part for library in libraries for part in library.split("/")), libraries
 
@@ -61,7 +61,7 @@ class Guess(NamedTuple):
 
     first: tuple[str, ...] = ()  # what the first workers wait for
     later: tuple[str, ...] = ()  # what they import soon, and what may turn out to be unfit
-    next: tuple[str, ...] = ()  # of these what they wait for, too, where it is fit
+    next: tuple[str, ...] = ()  # modules that import one of these, and are fit, too
     scout: str = ""  # what imports torch, and may set variables before; "" = the script itself
 
 
@@ -154,7 +154,7 @@ def _parsed(source: str) -> ast.Module:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """Those that run when the module does, also under conditions, in their order."""
+    """The statements that run when the module does, also under conditions, in their order."""
     for node in body:
         if isinstance(node, (ast.If, ast.Try)):
             if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):

@@ -25,7 +25,7 @@ CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
 # For faults that are no reason to take a node out of a running job, unless the site says so.
 OUTSIDE_PREFLIGHT = ("prolog", "epilog", "periodic", "manual")
 ACTIONS = ("drain", "fail", "warn")
-NOTE_BYTES = 512  # of the note on what a check reads at the moment
+NOTE_BYTES = 512  # longest note on what a check reads at the moment
 _MAX_DIGITS = 20  # of a 64-bit count
 _MARGIN_S = 0.15  # for a check whose files do not answer to send its verdict before its time is up
 _MAX_THREADS = 32

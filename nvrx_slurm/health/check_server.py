@@ -64,12 +64,12 @@ class CheckServer:
         self._watches = [
             _Task(checks, plan.deadline_s, due_s=0.0) for checks in runner.grouped(plan.watched)
         ]
-        self._failing: frozenset[str] = frozenset()  # of the watched
+        self._failing: frozenset[str] = frozenset()  # names of the watched checks that failed last
         self._runs: list[runner.Run] = []  # all that have processes
         self._data = b""
 
     def serve(self) -> None:
-        """Until the end of stdin, or until stdout is closed."""
+        """Serve until the end of stdin, or until stdout is closed."""
         gc.freeze()  # once: garbage collection in the children would copy the pages of this process
         try:
             while True:

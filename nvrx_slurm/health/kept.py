@@ -32,7 +32,7 @@ def now_s() -> float:
 
 
 def rises(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -> dict[str, int]:
-    """By how much each counter rose within the window (only those that did); `now` is kept for the next run.
+    """How much each counter rose within the window (only those that did); `now` is kept for the next run.
 
     A counter that goes back was reset, or its device was: the next run counts from there.
     """
@@ -85,7 +85,8 @@ def remember(node: NodeView, name: str, facts: Mapping[str, object]) -> None:
 
 
 def _path(node: NodeView, name: str) -> str:
-    """In `node.state_dir`, else in root's /run/nvrx-health or other users' /run/user/UID/nvrx-health."""
+    """The path of the file: in `node.state_dir`, else in root's /run/nvrx-health or other users'
+    /run/user/UID/nvrx-health."""
     parent = "/run" if os.geteuid() == 0 else f"/run/user/{os.geteuid()}"
     if not node.state_dir and not os.path.isdir(node.path(parent)):
         raise Absent(f"there is nothing to compare with: no {parent} to keep it in")

@@ -30,7 +30,7 @@ class Report(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Of the node as a whole."""
+        """The verdict on the node as a whole."""
         if self.grave:
             return Verdict.FAIL
         unknown = any(finding.verdict is Verdict.UNKNOWN for finding in self.findings)
@@ -86,7 +86,7 @@ def _row(finding: CheckFinding, width: int) -> str:
 
 
 def _word(finding: CheckFinding) -> str:
-    """Of _ORDER: a failure without a grave action is only WARN."""
+    """A word of _ORDER: a failure without a grave action is only WARN."""
     if finding.verdict is Verdict.FAIL:
         return "FAIL" if finding.action in GRAVE else "WARN"
     return "UNKNOWN" if finding.verdict is Verdict.UNKNOWN else finding.verdict.value

@@ -77,7 +77,7 @@ class _Child:
         )
 
     def finding(self, verdict: Verdict, text: str) -> CheckFinding:
-        """Of the check under way."""
+        """The finding of the check under way."""
         return CheckFinding(
             self.checks[0].name,
             verdict,
@@ -86,7 +86,7 @@ class _Child:
         )
 
     def unknown(self, text: str) -> CheckFinding:
-        """Of the check under way, with what it noted last: ", reading /some/file"."""
+        """An UNKNOWN finding of the check under way, with what it noted last: ", reading /some/file"."""
         phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
         return self.finding(Verdict.UNKNOWN, f"{text}, {phrase}" if phrase else text)
 
@@ -187,7 +187,7 @@ class Run:
         self._killed = [process for process in self._killed if not process.gone]
 
     def result(self) -> Result:
-        """When it is done."""
+        """The result, once it is done."""
         left, within = len(self._killed), f"within {bounded_process.REAP_S:g} s"
         notes = (
             [f"{left} check process(es) were killed and have not ended {within}"] if left else []

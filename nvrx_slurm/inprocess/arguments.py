@@ -89,7 +89,8 @@ class Arguments:
     completion: Completion | None = None
     terminate: Terminate | None = None
     enabled: bool = True
-    restart_health_check: HealthCheck | None = field(init=False, default=None)  # that at a restart
+    # the check at a restart
+    restart_health_check: HealthCheck | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if not dist.is_available():

@@ -66,7 +66,7 @@ class InterruptionRecord:
         return cls(rank, Interruption[kind], reason)
 
     def sentence(self) -> str:
-        """For people."""
+        """The cause as a sentence for people."""
         kind = self.interruption.name.lower().replace("_", " ")
         return (
             f"rank {self.rank}: {kind}: {self.text}" if self.text else f"rank {self.rank}: {kind}"

@@ -89,7 +89,7 @@ class CallFacts:
     page: CallPage
     rank: int  # initial
     world_size: int  # initial
-    prefix: str  # of the call's keys, without the slash
+    prefix: str  # prefix of the call's keys, without the slash
     # as it was when the function was called; the store's constructor reads it
     environment: Environment
 

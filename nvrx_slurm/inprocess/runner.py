@@ -45,10 +45,10 @@ class Runner:
         self._begun: Iteration | None = None  # the current iteration, from the first one on
         self._result = BarrierResult(Outcome.NEXT)
         self._arrived: Iteration | None = None  # the last one whose barrier this rank has arrived at
-        self._end: JobResult | None = None  # of the iteration, from the monitor thread
-        self._value: Any = None  # of the function
+        self._end: JobResult | None = None  # how the iteration ended, as the monitor thread says
+        self._value: Any = None  # what the function returned
         self._error: BaseException | None = None  # the fault of this rank, or the reason why it leaves
-        self._cause: BaseException | None = None  # of the interruption of the last iteration
+        self._cause: BaseException | None = None  # why the last iteration was interrupted
         self._steps: dict[object, Callable[[], object]] = {
             RestartPhase.ENTERING: self._enter,
             RestartPhase.ASSIGNING: self._assign,
@@ -75,7 +75,7 @@ class Runner:
             try:
                 while commands := machine.step(event, time.monotonic()):
                     event = self._do(commands[0])
-            except BaseException as error:  # of a signal handler, between two steps
+            except BaseException as error:  # raised by a signal handler between two steps
                 self._error = error
                 self._leave()
                 raise

@@ -36,7 +36,7 @@ _active = threading.Lock()  # held while a wrapped function is being called in t
 def _with_hint(init: F) -> F:
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:
-        if "rank_filter" in given:  # of older NVRx
+        if "rank_filter" in given:  # a parameter of older NVRx
             raise TypeError(
                 "inprocess.Wrapper has no argument rank_filter; make the filter part of rank_assignment"
             )

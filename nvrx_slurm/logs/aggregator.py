@@ -24,7 +24,7 @@ from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.merged import Batch, MergedFile, Superseded
 
-_FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
+_FLUSH_BYTES = 4 << 20  # with more than this, lines are written before the turn of the loop ends
 _YOUNG_S = 2.0  # a job that ends sooner waits that long for its shippers to come
 _AGAIN_S = wire.LAST_RETRY_S + 1.0  # within which dropped shippers come again
 _MOST_FILES = 8  # open at a time

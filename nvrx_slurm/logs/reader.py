@@ -41,11 +41,11 @@ class MergedReader:
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.realpath(path))  # an aggregator has made a link to it
         self._owner = path.lstat().st_uid
-        self._at = 0  # of the index
+        self._at = 0  # how many bytes of the index were read
         self._index = Index()
 
     def read(self, final: bool) -> Iterator[Piece]:
-        """What has come since the last time. Raises OSError."""
+        """Read what has come since the last time. Raises OSError."""
         folder, name = self._path.parent, self._path.name
         with (
             BufferedReader(opened(folder, index_file(name))) as records,
@@ -81,7 +81,7 @@ class TreeReader:
         self._files: dict[Path, RankFile] = {}
 
     def read(self, final: bool) -> Iterator[Piece]:
-        """What has come since the last time. Raises OSError."""
+        """Read what has come since the last time. Raises OSError."""
         found, folder = {}, self._directory
         run = os.path.realpath(folder.parent)
         for path in (

@@ -23,7 +23,7 @@ from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system import bounded
 
-_WINDOW_BYTES = 512 << 10  # of the ranks' files that are not acknowledged
+_WINDOW_BYTES = 512 << 10  # most bytes that are sent and not yet acknowledged
 _CONNECT_S = 5.0
 _RETRY_S = 0.2  # doubles up to wire.LAST_RETRY_S
 # at the end: without an acknowledgement for so long, the rest stays in the ranks' files
@@ -90,7 +90,7 @@ class Shipper(program.Program):
         if "finish" in packet and not self._finishing:
             self._finishing, self._heard_s = True, self.loop.time()
             if self._where[0]:
-                self._try_now.set()  # an aggregator waits for a short time only
+                self._try_now.set()  # connect at once: the aggregator waits for a short time only
             self.loop.call_later(float(packet["finish"]), self._give_up)
         for source in self._sources.values():
             if not source.ending and (self._finishing or source.opened.cycle == packet.get("over")):

@@ -77,7 +77,7 @@ class RankMonitorClient:
         self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
         self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
         self._longest_ns = 0  # longest time between two heartbeats
-        self._beats = 0  # of this process, also by earlier clients
+        self._beats = 0  # beats of this process, also by earlier clients
         self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
         self._dues, self._due_ns = 0, 0  # calls of checkpoint_due_together(); when one of both last returned True
         _clients.add(self)

@@ -85,7 +85,8 @@ class RankInfo(namedtuple("RankInfo", "global_rank local_rank host pid")):
 
     @classmethod
     def get_for_current_rank(cls) -> RankInfo:
-        """From torch.distributed if the script has initialised it, else from the launcher's environment.
+        """The place of this rank: from torch.distributed if the script has initialised it, else from the launcher's
+        environment.
 
         Raises RankMonitorClientError if neither knows the rank.
         """

@@ -22,7 +22,7 @@ _LEAST_S = 0.25  # between the two readings of the processor time
 _AGAIN_S = 0.05
 _MARGIN_S = 0.3  # for the way of the answer
 _CANNOT_RUN = ("T", "t", "D", "Z")  # a signal handler: stopped, traced, blocked in the kernel, dead
-_MOVES_TICKS = 5  # of 10 ms
+_MOVES_TICKS = 5  # ticks of 10 ms: a process that used more CPU in between moves
 _MOST_BYTES = 1 << 18
 _STACK_CHARS = 24_000  # the main thread comes last
 

@@ -23,7 +23,7 @@ from nvrx_slurm.system import bounded
 
 _DUMP_BYTES = 1 << 20  # or what the kernel allows
 _MOST_GROUPS = 8
-_MOST_CHARS = 100  # of operation and sizes
+_MOST_CHARS = 100  # longest text about an operation and its sizes
 
 
 class Answers:

@@ -15,7 +15,7 @@ from nvrx_slurm.monitor import wire
 _SENTENCE_CHARS = 500  # of a refusal, which may quote the peer: it must fit into one message
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 _FD = struct.Struct("=i")
-# the kernel drops more descriptors
+# descriptors beyond this room are dropped by the kernel
 _SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ class RankMonitorClientError(NvrxError, RuntimeError):
     """The rank cannot be monitored as asked; the text is one sentence that says why and what to do."""
 
 
-MOST_FDS = 2  # with an answer
+MOST_FDS = 2  # most descriptors that come with an answer
 
 
 def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], list[int]]:

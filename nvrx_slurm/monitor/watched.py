@@ -156,10 +156,10 @@ class Watched:
         self.progress = Progress(
             fds.page, core.RankLimits(**message["limits"]), message["started_s"]
         )
-        self.inspection: RankInspection | None = None  # that is going on
+        self.inspection: RankInspection | None = None  # the inspection under way
         self.ladder: list[tuple[str, float]] | None = None
         self.passed_on: list[object] = []  # requests of the rank for the agent
-        self.late_said = False  # that it ends late
+        self.late_said = False  # whether its late end was said
         self._mark, self._signum = mark, int(message["signal"])
         self._channel = socket.socket(fileno=fds.inspector)
         self._rank = self.pid, fds.pidfd  # behind a wrapper another process

@@ -15,7 +15,7 @@ from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.system import bounded, owned
 
-QUEUED_LINES = 10_000  # that wait for the file system
+QUEUED_LINES = 10_000  # most lines that wait for the file system
 CLOSE_TIMEOUT_S = 1.0
 _DEPTH = 4  # names below the log directory
 

@@ -37,7 +37,7 @@ class Meeting:
     munge_socket: str | None = None
     ports: tuple[int, ...] = ()  # where an agent of the job may listen on its host, before the first plan
     candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
-    mine: tuple[tuple[str, int], ...] = ()  # of --rdzv-endpoint's further ones, those of this machine
+    mine: tuple[tuple[str, int], ...] = ()  # which of --rdzv-endpoint's further addresses are this machine's
     control: Control = field(default_factory=Control, repr=False)
     first_try_s: float = 5.0  # how long the first of them is tried before the next
 

@@ -64,7 +64,7 @@ class NodeProgram:
         self._signal_reader = block_signals()
         self._head_start = head_start
         self._roles: list[NodeRole] = []
-        self._own_coordinator: CoordinatorHost | None = None  # of a job with one node
+        self._own_coordinator: CoordinatorHost | None = None  # the coordinator of a job with one node
         self._elections: Elections | None = None
         self._server: ControlServer | None = None
         self._logs: LogsRole | None = None
@@ -274,7 +274,8 @@ class NodeProgram:
         return end.code
 
     async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
-        """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
+        """End the Slurm job where the batch host is gone: no batch script does, and Slurm may take minutes to
+        notice."""
         from nvrx_slurm.core.chain import ChainLink, Next, decide
 
         chain = self._job.until_done

@@ -172,7 +172,7 @@ class Logs:
             self.problem = str(error)
 
     def _open(self) -> tuple[dict[int, list[IO[bytes]]], str]:
-        """In the thread. The files of one that is abandoned are closed when it ends."""
+        """Open the files, in the thread. Those of an abandoned thread are closed when it ends."""
         files: dict[int, list[IO[bytes]]] = {}
         why, folder = "", -1
         with ExitStack() as stack:

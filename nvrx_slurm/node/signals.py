@@ -19,8 +19,8 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def block_signals() -> SignalReader:
-    """Before threads and child processes exist. Signals that are ignored at the start (nohup, a shell's background job)
-    stay ignored."""
+    """Block the signals before threads and child processes exist. Signals that are ignored at the start (nohup, a
+    shell's background job) stay ignored."""
     return SignalReader(s for s in (*ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN)
 
 
@@ -41,12 +41,12 @@ class Signals:
         self._in_step, self._warning_signum = job.agent.in_step, job.agent.warning_signum
         self._coordinator, self._interrupt = coordinator, interrupt
         self._agent: Shell | None = None
-        self._warnings = list[Received]()  # that wait for an agent
+        self._warnings = list[Received]()  # warnings that came before the agent's program ran
         self._has_interrupt = False
         asyncio.get_running_loop().add_reader(reader.fd, self._read)
 
     def begin(self, agent: Shell) -> None:
-        """There is an agent."""
+        """Hand signals to this agent from now on."""
         self._agent = agent
         for received in self._warnings:
             self._take(received, agent)

@@ -184,7 +184,7 @@ class FaultToleranceSectionsCallback(MonitoredFit):
             self._learn(self.fault_tol_client, trainer, final=False)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._stop(STEP)  # of a batch that the model skipped
+        self._stop(STEP)  # the section of a batch that the model skipped
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
         self._stop(SETUP)

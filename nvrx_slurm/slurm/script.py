@@ -68,7 +68,7 @@ def _options(submit: SubmitConfig, launch: LaunchConfig, place: Surroundings) ->
 
 
 def _quoted(value: str) -> str:
-    """As sbatch reads the value in an #SBATCH line: quotes keep blanks and #, a backslash keeps a quote."""
+    """Quote a value as sbatch reads it in an #SBATCH line: quotes keep blanks and #, a backslash keeps a quote."""
     if all(c.isalnum() or c in "%@+=:,./_-[]*()" for c in value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

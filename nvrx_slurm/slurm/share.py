@@ -21,7 +21,7 @@ _OF_TASKS = re.compile(
 
 
 def srun_env(env: Mapping[str, str]) -> dict[str, str]:
-    """For srun: without what the header says about each of its tasks."""
+    """The environment for srun, without what the header says about each of its tasks."""
     return {name: value for name, value in env.items() if not _OF_TASKS.fullmatch(name)}
 
 

@@ -117,7 +117,7 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
 
 
 async def call_or_none(fn: Callable[[], T], timeout_s: float, name: str) -> T | None:
-    """As `call_async`; None where that raises OSError or Overrun."""
+    """Call as `call_async`; None where that raises OSError or Overrun."""
     try:
         return await call_async(fn, timeout_s, name)
     except (OSError, Overrun):
@@ -131,7 +131,7 @@ class OneAtATime:
         self._busy = threading.Lock()  # held by the thread
 
     async def call(self, fn: Callable[[], T], timeout_s: float, name: str) -> T:
-        """As `call_async`. Raises Overrun at once while an earlier call has not returned."""
+        """Call as `call_async`. Raises Overrun at once while an earlier call has not returned."""
         if self._busy.locked():
             raise Overrun(_OVERRUN.format(name, timeout_s))
 

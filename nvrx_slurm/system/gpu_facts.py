@@ -24,7 +24,7 @@ FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 
 
 def driver_version(say: Say = quiet) -> str:
-    """Of the driver that NVML talks to: "570.86.15"."""
+    """The version of the driver that NVML talks to: "570.86.15"."""
     say("asking NVML for the driver's version")
     return str(read(lambda nvml: nvml.nvmlSystemGetDriverVersion()))
 

@@ -57,7 +57,7 @@ class Allowed(NamedTuple):
 
     @classmethod
     def now(cls) -> Allowed:
-        """As the kernel says: Slurm's cpuset, a container's, an outer taskset."""
+        """What the kernel allows this process: Slurm's cpuset, a container's, an outer taskset."""
         status = Path("/proc/self/status").read_text().splitlines()
         nodes = next(
             (line.partition(":")[2] for line in status if line.startswith("Mems_allowed_list:")), ""

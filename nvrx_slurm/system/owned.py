@@ -53,7 +53,7 @@ def append_to(path: Path, ours: int, flags: int = _APPEND) -> int:
 
 
 def append_in(here: int, path: Path, flags: int = _APPEND) -> int:
-    """As `append_to`, where the `folder` is open."""
+    """Open as `append_to`, where the `folder` is open."""
     file = os.open(path.name, flags | _NEW, 0o664, dir_fd=here)
     try:
         _require(file, path, os.geteuid(), os.fstat(here).st_uid)

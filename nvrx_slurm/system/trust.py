@@ -58,7 +58,7 @@ def as_root() -> bool:
 
 
 def guard_imports() -> None:
-    """From now on raise ImportError for each module that `require` refuses. The caller must not import before."""
+    """Raise ImportError from now on for each module that `require` refuses. The caller must not import before."""
     known: set[str] = set()
     for index, finder in enumerate(sys.meta_path):
         if finder is PathFinder:
@@ -75,7 +75,8 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As PathFinder.find_spec. Raises ImportError for a module, or a compiled form of it, that is not trusted."""
+        """Find a module as PathFinder.find_spec. Raises ImportError for a module, or a compiled form of it, that is not
+        trusted."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or not spec.has_location:
             return spec

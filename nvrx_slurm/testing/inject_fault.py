@@ -109,7 +109,7 @@ def dispatch_fault_injection(fault: Fault | str, delay: float, callback: Callbac
 
 
 def maybe_raise_workload_exception() -> None:
-    """For the workload's loop: raises InjectedException, once, if a WORKLOAD_EXC is due."""
+    """Raise InjectedException, once, if a WORKLOAD_EXC is due; for the workload's loop."""
     if _workload_exception_due.is_set():
         _workload_exception_due.clear()
         raise InjectedException("injected into the workload")

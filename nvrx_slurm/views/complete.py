@@ -17,7 +17,7 @@ _MOST = 500
 
 
 def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Job ids that begin like this, the highest first; else paths."""
+    """The job ids that begin with this text, the highest first; without any, paths."""
     from click.shell_completion import CompletionItem  # here: `nvrx status` is asked often
 
     from nvrx_slurm.system import bounded

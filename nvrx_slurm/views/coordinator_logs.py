@@ -18,7 +18,7 @@ from nvrx_slurm.system.foreign import names_in, opened, size_of
 
 _MOST_BYTES = 1 << 30  # at the end of a log
 _BLOCK_BYTES = 8 << 20  # read at once; more than the longest line
-_MOST_LOGS = 200  # of a run: each is an open file
+_MOST_LOGS = 200  # most logs of a run: each is an open file
 # bytes of values of one kind; what each of them takes besides its text
 _MOST_FOUND, _LEAST_FOUND = 256 << 20, 1000
 # behind a plan, and up to the next one, that are searched for the rest
@@ -138,7 +138,7 @@ class Cycle(NamedTuple):
     parts: list[tuple[CoordinatorLog, int, int]]
 
     def find(self, what: tuple[bytes, bytes], label: bytes = b"") -> Iterator[LogValue]:
-        """As CoordinatorLog.find, near the beginning and the end of each part."""
+        """Find as CoordinatorLog.find, near the beginning and the end of each part."""
         for log, begin, end in self.parts:
             cut = min(end, begin + _HEAD_BYTES) if begin > log.begin else end
             yield from log.find(what, begin, cut, label)
@@ -159,7 +159,7 @@ def coordinators_of(run: Path) -> list[str]:
 
 
 def logs_of(run: Path) -> list[CoordinatorLog]:
-    """Of all coordinators of a run that have taken a step, the first one first."""
+    """The logs of all coordinators of a run that have taken a step, the first one first."""
     found = []
     for name in coordinators_of(run):
         with suppress(OSError):

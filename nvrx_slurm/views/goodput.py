@@ -242,7 +242,7 @@ def of_events(
 
 
 def _first(cycle: Cycle, restart: Mapping[str, Any]) -> dict[str, Any]:
-    """As the list of faults in a result.json has it."""
+    """The first cause, as the list of faults in a result.json has it."""
     found = first_fault(cycle, restart)
     rule = (found.get("finding") or {}).get("rule") or (
         HANG_RULE if found["kind"] == "hang" else ""

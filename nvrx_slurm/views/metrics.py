@@ -136,7 +136,7 @@ def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
 
 
 def _text(trees: Iterable[Trees]) -> bytes:
-    """Of runs with equal names the one that was written last is shown."""
+    """The text of a scrape. Of runs with equal names the one that was written last is shown."""
     runs: dict[tuple[str, str], _Lines] = {}
     lines: list[tuple[str, str]] = []
     for tree in trees:
@@ -212,7 +212,7 @@ def _serve(trees: list[Trees], place: tuple[str, int], every_s: float) -> None:
 
 
 def _scan(tree: Trees, every_s: float) -> None:
-    """In a thread of its own."""
+    """Scan for ever, in a thread of its own."""
     while True:
         with suppress(OSError):  # the time of the last scan stays, and tells
             tree.scan()

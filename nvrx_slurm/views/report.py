@@ -182,7 +182,7 @@ def _apart(node: Mapping[str, Any], lost: Collection[str]) -> Mapping[str, Any]:
 def _plans(
     cycles: Sequence[Cycle], counted: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str]
 ) -> Iterator[CyclePlan]:
-    """Only what is new in a plan is looked at: it may have gone to thousands of nodes."""
+    """The plans of a run. Only what is new in a plan is looked at: it may have gone to thousands of nodes."""
 
     def role_of(one: str) -> tuple[str, str]:
         name, rank, _ = one.rsplit(" ", 2)
@@ -249,8 +249,8 @@ def _incident(
     found: Stretches,
     full: bool,
 ) -> Incident:
-    """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
-    with the lines of logs."""
+    """An incident with what result.json (`first`, of the failure that ended the job), events and hang.json say of it;
+    `full`: also with the lines of logs."""
     cycle = int(one["cycle"])
     rank = int(one.get("rank", -1))
     seen = cycles.get(cycle, _UNSEEN)
@@ -293,7 +293,7 @@ def _incident(
 
 
 def _fault(told: Mapping[str, Any]) -> RankFault:
-    """Of an event, or of the first cause in a result.json, which has no types."""
+    """The fault of an event, or of the first cause in a result.json, which has no types."""
     made = {name: told[name] for name in RankFault.__struct_fields__ if name in told}
     if finding := told.get("finding"):
         made["finding"] = {

@@ -110,7 +110,7 @@ def _used(status: Any, result: Any) -> str:
 
 
 def _lost(status: Any, result: Any) -> str:
-    """Of a job that runs, without repeated work."""
+    """What restarts have cost; of a job that runs, without repeated work."""
     if result:
         return in_words(sum(map(lost_s, result["restarts"])))
     return in_words(status["restarts"]["down_s"])

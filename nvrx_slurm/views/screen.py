@@ -30,7 +30,7 @@ def width() -> int:
 
 
 def colours() -> bool | None:
-    """For `click.echo(color=)`: NO_COLOR, then FORCE_COLOR; else (None) colours are for terminals."""
+    """A value for `click.echo(color=)`: NO_COLOR, then FORCE_COLOR; else (None) colours are for terminals."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

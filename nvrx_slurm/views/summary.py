@@ -17,11 +17,11 @@ from nvrx_slurm.types import Blame
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes
-_LONG_IMPORTS = 0.05  # of all nodes' time
+_LONG_IMPORTS = 0.05  # share of all nodes' time
 
 
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
-    """Of the runs of one job or chain, from the first submission to the last end (Unix seconds).
+    """The sums of the runs of one job or chain, from the first submission to the last end (Unix seconds).
 
     Runs without an account count as wall time only.
     """

@@ -142,7 +142,7 @@ def _as_image(rows: Sequence[NodeRow], pixels: list[bytes], tall: int) -> Iterat
 def _as_rectangles(
     rows: Sequence[NodeRow], runs: Sequence[Sequence[tuple[int, int, str]]]
 ) -> Iterator[str]:
-    """Some rows: a rectangle for each time in one colour. A lost node is a thin line."""
+    """A rectangle for each time in one colour. A lost node is a thin line."""
     unit = (WIDTH - _LABEL) / _COLUMNS
     for number, row in enumerate(rows):
         y = _TOP + _ROW * number
@@ -161,7 +161,7 @@ def _name(row: NodeRow) -> str:
 
 
 def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
-    """For each column of pixels the colour of the longest stretch in it."""
+    """The colour of the longest stretch in each column of pixels."""
     colours = bytearray([_CODES["other"]]) * _COLUMNS
     longest = [0.0] * _COLUMNS
     per_s = _COLUMNS / max(wall_s, 1e-9)
@@ -210,7 +210,7 @@ def _marks(job: ReportFacts, scale: float) -> Iterator[str]:
 
 
 def _rings(job: ReportFacts, rows: Sequence[NodeRow], top: float, scale: float) -> Iterator[str]:
-    """In the row of the node that each incident began on."""
+    """A ring for each incident, in the row of the node that it began on."""
     single = [(row.nodes[0][1], number) for number, row in enumerate(rows) if len(row.nodes) == 1]
     where = {key: top + (number + 0.5) * _ROW for key, number in single}
     for one in job.incidents:

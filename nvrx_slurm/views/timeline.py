@@ -59,7 +59,7 @@ class Incident(Record):
     at_s: float
     cause: str
     host: str
-    key: str  # of its node
+    key: str  # the key of its node
     rank: int  # -1 = the node
     phases: tuple[Stretch, ...]  # in their order, from the work that was lost to the first step
     lost_s: float
@@ -137,7 +137,7 @@ def stretches(
 
 
 def phases(found: Mapping[int, Sequence[Stretch]], cycle: int) -> tuple[Stretch, ...]:
-    """From the work that the failure of a cycle has lost to the first step of the next one."""
+    """The phases from the work that a failure has lost to the first step of the next cycle."""
     failed = (one for one in found.get(cycle, ()) if one.bucket in _FAILS)
     return (*failed, *(one for one in found.get(cycle + 1, ()) if one.bucket in AGAIN))
 
@@ -168,8 +168,8 @@ def _of_restarts(
 
 
 def _in_order(begin_s: float, end_s: float, took: Mapping[str, float], rest: str) -> list[Stretch]:
-    """One after the other: starts, work, what of it was lost, and what led to the next cycle. `rest`: what has no
-    bucket."""
+    """The stretches one after the other: starts, work, what of it was lost, and what led to the next cycle. `rest`:
+    what has no bucket."""
     left_s = end_s - begin_s - sum(took.values())
     if rest == WAITS and left_s < _BRIEF_S:
         rest = "plan"
@@ -227,7 +227,7 @@ def _names(keys: Collection[str], hosts: Mapping[str, str]) -> dict[str, str]:
 def paces(
     found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]
 ) -> Iterator[StepTime]:
-    """Of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
+    """The pace of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
     begins = {0: 0} | {int(one["cycle"]) + 1: int(one["checkpoint"]) for one in restarts}
     for one in restarts:
         cycle = int(one["cycle"])

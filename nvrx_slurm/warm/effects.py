@@ -72,7 +72,7 @@ class World:
 
 
 def _new_items(now, before):
-    """Those in front of the items of before, from the last to the first, then the others."""
+    """The new items: those in front of the old ones, from the last to the first, then the others."""
     are_new = [not any(item is old for old in before) for item in now]
     front = [*are_new, False].index(False) if before else 0
     yield from ((item, True) for item in reversed(now[:front]))
@@ -127,7 +127,7 @@ class AtExit(_Effect):
 
 
 class _Item(_Effect):
-    """One more in a list of the interpreter."""
+    """An item that was added to a list of the interpreter."""
 
     def __init__(self, get, item, is_first):
         self._get = get
@@ -150,7 +150,7 @@ class _Item(_Effect):
 
 
 class _TableRow(_Effect):
-    """One more in a table of the standard library."""
+    """A row that was added to a table of the standard library."""
 
     def __init__(self, table, key):
         self._table = table
@@ -168,11 +168,12 @@ class _TableRow(_Effect):
 
 
 class _Finalizer(_TableRow):
-    """One that is called when this process ends, the last one first."""
+    """A function that is called when this process ends, the last one first."""
 
     def redo(self):
         super().redo()
-        if hasattr(self._value, "_pid"):  # of multiprocessing: other processes do not call it
+        # a finalizer of multiprocessing: other processes do not call it
+        if hasattr(self._value, "_pid"):
             self._value._pid = os.getpid()
         else:
             self._value.index = next(self._key._index_iter)
@@ -212,7 +213,7 @@ class _Patch(_Effect):
 
 
 def patches(namespaces, entries):
-    """For all that is not as it was in these namespaces of modules. Values that are no code may be caches."""
+    """Patches for all that is not as it was in these namespaces of modules. Values that are no code may be caches."""
     for name, before in namespaces.items():
         now = getattr(entries[name].module, "__dict__", before) if name in entries else before
         for key, value in before.items():
@@ -230,7 +231,7 @@ class _Logger(_Effect):
     def undo(self):
         # when it is made: there may have been only a place for it
         self._made = self._loggers.pop(self.logger)
-        getattr(self._made, "_cache", {}).clear()  # of levels: the script may change the root's
+        getattr(self._made, "_cache", {}).clear()  # cached levels: the script may change the root's
 
 
 class _TempDir(_Effect):

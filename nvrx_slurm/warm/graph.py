@@ -22,8 +22,8 @@ class Graph:
         self.hidden = bytearray(b"\1") * len(entries)
         self.is_found = bytes(entry.spec is not None for entry in entries.values())
         self.readers = {}  # entries of those that have read variables
-        self.effects = {}  # of those that have some
-        self.makers = {}  # of loggers, by the names of these
+        self.effects = {}  # by name, for modules that have some
+        self.makers = {}  # which module made a logger, by the logger's name
         self.guarded = {}  # other effects for which the script may have made something itself
         needs = []
         ends = [0]

@@ -38,7 +38,7 @@ class Entry:
     def __init__(self, name, listed, settings):
         self.name = name
         self.listed = listed  # the module whose import executed it
-        self.settings = settings  # changes of variables under which that was
+        self.settings = settings  # the variables as the import found them
         # no spec: the code of another module has put it into sys.modules
         self.module = self.spec = None
         # names that were imported while it was executed, in their order; not all are modules
@@ -60,13 +60,13 @@ class Journal:
         self.parked = Graph({}, None)  # the hidden part of it
         self.rank_reads = set()  # variables of a rank that imports have read
         self.rank_names = set()  # variables that differ from rank to rank
-        self._hooks = self._exact = None  # of a worker
+        self._hooks = self._exact = None  # set in a worker
         self.path, self.libraries = [], set()
         self._stack = []  # what is being executed
         self._is_recording = False
         self._blanks = []  # modules without a name
         self.is_replaying = False
-        self._namespaces = {}  # of the parked modules before the import that is recorded
+        self._namespaces = {}  # the parked modules' namespaces before the import that is recorded
         self._seen = set(sys.modules)  # names of modules that belong to an entry, or to nobody
         self._count = len(sys.modules)  # when they were looked at
         self._noted = known()  # effects that belong to an entry, or to nobody
@@ -125,7 +125,7 @@ class Journal:
             for effect in reversed(entry.effects):
                 effect.undo()
         for patch in patches(self._namespaces, self.entries):
-            visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
+            visible[-1].effects.append(patch)  # the module that was recorded is the last one
             patch.undo()
         for name in self.entries:
             sys.modules.pop(name, None)
@@ -283,7 +283,7 @@ class Journal:
         self.parked = Graph(self.entries, self.module)
 
     def begin_worker(self, hooks, watched, env):
-        """From now on the script's imports come back as they are needed. `env`: all variables at this moment."""
+        """Bring the script's imports back as they are needed, from now on. `env`: all variables at this moment."""
         self._hooks, self._watched = hooks, set(watched)
         self._exact = Exact(
             self, hooks, {name: value for name, value in env.items() if name not in self.rank_names}

@@ -47,12 +47,12 @@ class Title:
 
 
 def end_with_parent(signum):
-    """From now on `signum` comes when the parent of this process ends."""
+    """Have `signum` sent when the parent of this process ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
 def is_bad_fork(torch):
-    """In a fork: whether torch refuses to use a device here."""
+    """Whether torch refuses to use a device here, because this is a fork."""
     known = getattr(torch, "_C", None)
     return any(getattr(known, name, bool)() for name in _BAD_FORKS)
 

@@ -100,7 +100,7 @@ def counter(words, pid):
 
 
 def _code_of(step):
-    """Of the function that the class has defined, without what torch has wrapped around it."""
+    """The code of the function that the class has defined, without what torch has wrapped around it."""
     while hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return getattr(step, "__code__", None)
@@ -137,7 +137,7 @@ def _words(fd, size, word):
 
 
 def _print_stacks(fd, signum):
-    """On the signal, unless the script has a handler for it. A client of ours may do the same later.
+    """Print stacks on the signal, unless the script has a handler for it. A client of ours may do the same later.
 
     The descriptor has a number that no other one gets: the script may close it, and what it opens then is its own.
     """
@@ -171,7 +171,7 @@ def begin(hook_dir, path):
 
 
 def _forget(first, instead):
-    """In /proc/PID/environ: the variables from `first` on are the last ones, and none is in use any more."""
+    """Blank variables in /proc/PID/environ: those from `first` on are the last ones, and none is in use any more."""
     with open("/proc/self/stat", "rb") as file:
         start, end = map(int, file.read().rpartition(b")")[2].split()[_ENV_START : _ENV_START + 2])
     with open("/proc/self/mem", "r+b", buffering=0) as memory:

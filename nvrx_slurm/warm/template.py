@@ -87,7 +87,7 @@ class Template:
         self._rank_names = set(setup["rank_names"])
         self._hurry = setup["hurry"]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        for name in self._rank_names & os.environ.keys():  # of the agent's own environment
+        for name in self._rank_names & os.environ.keys():  # the agent's environment has some
             del os.environ[name]
         self._env = dict(os.environ)
         journal.rank_names.update(map(os.fsencode, self._rank_names))
@@ -96,7 +96,7 @@ class Template:
         self._descriptors = descriptors()
         # of files that people change while a job runs: each standby looks at them
         self._stamps = {}
-        self._installed = {}  # of all others: the template does, when it is asked
+        self._installed = {}  # the others are stamped by the template when it is asked
 
     def run(self):
         """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""
@@ -176,7 +176,7 @@ class Template:
                 raise Unfit("it started a thread")
 
     def _stamp(self):
-        """Of all files that were imported. Those that are named, or are not installed, change most often."""
+        """The stamps of all files that were imported. Those that are named, or are not installed, change most often."""
         prefixes = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
         named = {module.partition(":")[0] for module, _ in self._modules}
         files = {"": sys.executable}
@@ -243,7 +243,8 @@ class Template:
             os._exit(1)
 
     def _fork(self, sockets):
-        """One standby for each socket. A process between us and them ends at once, so the agent becomes their parent.
+        """Fork one standby for each socket. A process between us and them ends at once, so the agent becomes their
+        parent.
 
         Two such processes fork more than two standbys: a fork copies tables of some hundred MB, which takes a core.
         Returns None here and the own socket in a standby.
@@ -322,7 +323,7 @@ class Template:
         gc.unfreeze()
 
     def _take(self, env):
-        """Only the variables of a rank: a module may have set others, which its other imports read."""
+        """Take only the variables of a rank: a module may have set others, which its other imports read."""
         os.environ.update({name: value for name, value in env.items() if name in self._rank_names})
 
     def _renew(self):

@@ -349,7 +349,7 @@ def _nodes(rows: Iterable[_Row], most: int) -> tuple[NodeTime, ...]:
 
 
 def _typical(spents: Collection[Spent]) -> Spent | None:
-    """For a node that could not report: what the others did."""
+    """What the others did, for a node that could not report."""
     if not spents:
         return None
     middle = {}

@@ -21,7 +21,7 @@ from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Account, Counted, CycleCost, Loaded, Spent
 
 _ANY = tuple(Stage)
-_COSTS = 9  # of the last cycles that a plan's account has
+_COSTS = 9  # the last cycles, whose costs are told
 _AGAIN = ("start", "import", "init", "reload")
 
 
@@ -158,7 +158,7 @@ class JobAccount:
         book.stops(now)
 
     def close(self, now: float) -> None:
-        """Nothing comes any more: count the last cycle."""
+        """Count the last cycle: nothing comes any more."""
         self._settle()
         self._close_cycle()
         self._note(self._book.ended(now, self._ends_well))

@@ -34,7 +34,7 @@ class RankTimes(Record):
     counts: bool = False  # its steps are seen, so that it has not trained where there is none
     suspended_s: float = 0.0
     sections: tuple[SectionTime, ...] = ()
-    section: str = ""  # that began last of those that are open
+    section: str = ""  # the open section that began last
     since_s: float = 0.0  # when it did
 
     @property

@@ -61,7 +61,7 @@ class BarrierResult(Record):
     why: str = ""
 
     def to_text(self) -> str:
-        """For the store: about 60 bytes and the reason, ranks as runs."""
+        """Return text for the store: about 60 bytes and the reason, ranks as runs."""
         return "\n".join(
             [self.outcome.value, to_runs(self.terminated), to_runs(self.gone), self.why]
         )

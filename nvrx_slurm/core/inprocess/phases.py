@@ -134,7 +134,7 @@ class Restarts(Machine):
         return None
 
     def go(self, event: object, now: float) -> Enum:
-        """To the only state of the row; the command is the phase that begins."""
+        """Go to the only state of the row; the command is the phase that begins."""
         to = self.table[self.state, type(event)].to[0]
         if to not in (RestartPhase.DONE, RestartPhase.GONE):
             self.emit(to)

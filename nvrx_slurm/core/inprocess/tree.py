@@ -171,7 +171,8 @@ class _Reassignment:
                 self._activate(spare, active_rank)
 
     def _nearest_spare(self, leaf: int) -> int | None:
-        """Of the innermost branch that has one. Candidates only disappear: no branch looks at a leaf twice."""
+        """The nearest spare: of the innermost branch that has one. Candidates only disappear: no branch looks at a leaf
+        twice."""
         topology, places = self.topology, self.places
         for branch in topology.lineages[leaf]:
             if not topology.levels[topology.depth[branch]].reserve:

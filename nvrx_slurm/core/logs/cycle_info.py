@@ -18,7 +18,7 @@ class CycleFiles(Record):
     prefix: str = ""  # of the merged logs; "" = none
 
     def name(self, cycle: int) -> str:
-        """Of the file of one cycle."""
+        """The file name of one cycle."""
         return f"cycle_info.{self.job}.{self.attempt}.{cycle}"
 
     @property

@@ -11,7 +11,7 @@ CUT = b"<CUT>"  # ends each piece of such a line but the last
 
 
 def rank_prefix(rank: int, world_size: int) -> bytes:
-    """As `srun -l` does: the rank, right-aligned to the width of the last rank, and ": "."""
+    """The rank as `srun -l` shows it: right-aligned to the width of the last rank, and ": "."""
     return b"%*d: " % (len(str(max(0, world_size - 1))), rank)
 
 

@@ -58,7 +58,7 @@ class Slowness(Record):
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     excess: float
-    share: float  # of the job's time that it costs
+    share: float  # share of the job's time that is lost by it
 
 
 class Detector:

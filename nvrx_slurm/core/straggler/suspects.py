@@ -75,11 +75,11 @@ class Suspects(Part):
         return self.goes_on or bool(self._placed)
 
     def on_counted(self, event: t.Counted, now: float) -> None:
-        """After a plan."""
+        """Keep what the last cycles have cost."""
         self._costs = event.costs
 
     def on_slow(self, event: ev.SlowSeen, now: float) -> None:
-        """One window is over."""
+        """Take what one window has shown."""
         found, job = event.found, self._job
         if event.cycle != job.cycle:
             return

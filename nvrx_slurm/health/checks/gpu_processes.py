@@ -42,7 +42,8 @@ def gpu_use(node: NodeView, expected: Expected) -> GpuUse:
 
 
 def chosen(node: NodeView) -> Mapping[str, str]:
-    """In a script of Slurm the GPUs that it gave the job, by their device files; else those we may use."""
+    """The GPUs to look at: in a script of Slurm those that it gave the job, by their device files; else those we may
+    use."""
     given = node.env.get("SLURM_JOB_GPUS", "").split(",") if in_script(node.env) else []
     minors = [int(word) for word in given if word.strip().isdecimal()]
     return gpu_facts.with_minors(minors, say=node.doing) if minors else visible(node)
@@ -116,7 +117,7 @@ def gpu_processes(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 
 
 def judge(use: GpuUse, expected: Expected) -> tuple[Verdict, str]:
-    """By one reading."""
+    """The verdict by one reading."""
     left = {
         name: gpu for gpu, found in use.processes.items() for name, may in found.items() if not may
     }

@@ -135,7 +135,8 @@ def _chunks(fd: int) -> Iterable[bytes]:
 
 
 def _record(chunk: bytes) -> tuple[int, str] | None:
-    """Of "priority,sequence,microseconds,flags;text" and continuation lines (Documentation/ABI/testing/dev-kmsg).
+    """The record in "priority,sequence,microseconds,flags;text" and continuation lines
+    (Documentation/ABI/testing/dev-kmsg).
 
     A process that writes there has a facility (user, daemon), never the kernel's: its records are not believed.
     """

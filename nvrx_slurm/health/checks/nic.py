@@ -100,8 +100,8 @@ def learn_ports(node: NodeView, expected: Expected) -> dict[str, Any]:
     budget_s=4.0,
 )
 def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """A port of nic_ports (without it: that was ACTIVE since boot) is not ACTIVE (where it waits for the subnet
-    manager: for 3 s), or is slower than it was."""
+    """A port is not ACTIVE, or is slower than it was. The ports of nic_ports are looked at; without it, those that
+    were ACTIVE since boot. A port that waits for the subnet manager gets 3 s."""
     until_s = min(time.monotonic() + _SETTLE_S, node.deadline_s - _MARGIN_S)
     found = ports(node, expected)
     before = earlier(node, found)
@@ -186,7 +186,7 @@ def _lanes(directory: str, which: str) -> float | None:
 
 
 def _gt_per_s(directory: str, which: str) -> float | None:
-    """Of "16.0 GT/s PCIe"; None for "Unknown"."""
+    """The number in "16.0 GT/s PCIe"; None for "Unknown"."""
     number, _, unit = (pci.text(f"{directory}/{which}_link_speed") or "").partition(" ")
     return (
         float(number)

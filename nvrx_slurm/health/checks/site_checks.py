@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.config.site import SiteCheck
 
 BUDGET_S = 10.0
-_KEPT_BYTES = 4096  # of its output; the rest is dropped
+_KEPT_BYTES = 4096  # longest output that is kept; the rest is dropped
 _MARGIN_S = 0.25  # to end all its processes before the runner ends this one
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _VERDICTS = {0: Verdict.PASS, 1: Verdict.FAIL, 2: Verdict.UNKNOWN}
@@ -84,7 +84,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
 
 
 def judge(ended: Ended) -> tuple[Verdict, str]:
-    """By exit code; any other code, a signal and no end at all are unknown."""
+    """The verdict by exit code; any other code, a signal and no end at all are unknown."""
     texts = (data.decode(errors="replace").strip() for data in (ended.stdout, ended.stderr))
     line = next((text.splitlines()[0] for text in texts if text), "")
     if ended.code in _VERDICTS:

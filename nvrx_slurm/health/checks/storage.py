@@ -36,7 +36,7 @@ _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("
 
 
 class Mount(NamedTuple):
-    """Of a line of /proc/self/mountinfo."""
+    """One mount, from a line of /proc/self/mountinfo."""
 
     type: str
     options: tuple[str, ...]

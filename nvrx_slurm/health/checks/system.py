@@ -124,7 +124,8 @@ _SERVICES = SiteKey("services", "names", (), "services that must run, for exampl
 
 
 def running_services(node: NodeView, names: list[str]) -> list[str]:
-    """Those of `names` that run, by systemctl. Raises Absent where systemd does not run, OSError without an answer."""
+    """The services of `names` that run, by systemctl. Raises Absent where systemd does not run, OSError without an
+    answer."""
     from nvrx_slurm.child import bounded_process
 
     if not node.live:

@@ -76,7 +76,7 @@ class HookLog:
 
 
 def _append(file: str, data: bytes, pipe: int) -> None:
-    """In the child: append `data` to `file`, or write to `pipe` why that failed."""
+    """Append `data` to `file`, or write to `pipe` why that failed. Runs in the child."""
     try:
         trust.require(os.path.dirname(file), UsageError)
         flags = (

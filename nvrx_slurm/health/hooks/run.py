@@ -25,7 +25,7 @@ from nvrx_slurm.health.hooks.log import HookLog
 
 OK, REFUSE = 0, 10  # exit codes for hook.sh
 _RESERVE_S = 1.8  # part of the budget that is kept for slurmctld
-_END_S = 0.7  # of the budget, to end after a drain that hangs
+_END_S = 0.7  # part of the budget that is left to end after a drain that hangs
 _MIN_S = 0.2
 _ASSUMED_S = 0.5  # since hook.sh began, where /proc/uptime tells nonsense, as in some containers
 _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
@@ -67,7 +67,7 @@ class Hook:
         )
 
     def say(self, level: int, text: str) -> None:
-        """As HookLog.say, with the names of node and job."""
+        """Log a sentence with the names of node and job, as HookLog.say."""
         self.log.say(
             level, f"{self.name}{f' job {self.job_ids[0]}' if self.job_ids else ''}: {text}"
         )

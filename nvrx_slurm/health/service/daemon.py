@@ -40,8 +40,8 @@ from nvrx_slurm.health.service import nvhcd_pb2 as pb
 from nvrx_slurm.system import trust
 
 MAX_ARGS = 64
-MAX_CALLS = 256  # that wait for an answer
-MAX_OUTPUT_BYTES = 1 << 20  # of stdout; the end of a longer output is kept
+MAX_CALLS = 256  # most calls that wait for an answer
+MAX_OUTPUT_BYTES = 1 << 20  # most bytes of stdout; the end of a longer output is kept
 MAX_ERROR_BYTES = 16384
 _LIMITS = [
     ("grpc.max_receive_message_length", 65536),
@@ -232,7 +232,8 @@ def _published(settings: config.NvhcdFile, listen: Callable[[str], int]) -> Iter
                 shutil.chown(made, group=settings.group)
             os.chmod(made, _mode(settings))
             os.rename(made, path)
-    except (OSError, LookupError, RuntimeError) as error:  # of an unknown group; of gRPC
+    # LookupError: the group is unknown; RuntimeError: gRPC cannot listen
+    except (OSError, LookupError, RuntimeError) as error:
         raise UsageError(
             f"socket_path {path}: {error}; correct it or choose another path"
         ) from None

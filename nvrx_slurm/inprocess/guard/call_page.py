@@ -59,7 +59,7 @@ class CallPage:
 
 
 class Stall:
-    """For how long a counter has not moved, as seen by an observer that reads it about every `interval_s` seconds.
+    """Tells how long a counter has not moved, to an observer that reads it about every `interval_s` seconds.
 
     An observer that reads late was itself suspended (scontrol suspend, a paused machine), and its count starts anew.
     """
@@ -71,7 +71,7 @@ class Stall:
         self._read_s = 0.0
 
     def seconds(self, value: int) -> float:
-        """To be called every interval with the counter's value."""
+        """Return the seconds; to be called every interval with the counter's value."""
         now_s = time.monotonic()
         if value != self._value or now_s - self._read_s > self._late_s:
             self._value, self._since_s = value, now_s

@@ -69,7 +69,7 @@ class LauncherFile:
 
     @property
     def fd(self) -> int | None:
-        """To wait for."""
+        """A descriptor to wait for."""
         return self._inotify.fd if self._inotify else None
 
     def read(self) -> list[InterruptionRecord]:

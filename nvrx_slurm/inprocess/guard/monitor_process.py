@@ -91,7 +91,8 @@ class MonitorProcess:
             os.close(rank_pidfd)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Until it works (on rank 0: the store's server too). Raises InternalError with its reason if it cannot."""
+        """Wait until it works (on rank 0: the store's server too). Raises InternalError with its reason if it
+        cannot."""
         assert self._channel is not None
         self._channel.settimeout(timeout_s)
         try:
@@ -109,7 +110,7 @@ class MonitorProcess:
         return self._pidfd >= 0 and not kill.is_dead(self._pidfd)
 
     def kill(self) -> None:
-        """At once, even if it is stopped."""
+        """Kill it at once, even if it is stopped."""
         kill.send(self._pidfd, signal.SIGKILL)
 
     def leave(self, timeout_s: float | None) -> None:
@@ -133,7 +134,7 @@ class MonitorProcess:
             self._channel.close()
 
     def announce_leaving(self, why: str = "") -> None:
-        """It tells the others, if they still count on this rank (see COUNTED). Only the first call counts."""
+        """Have it tell the others, if they still count on this rank (see COUNTED). Only the first call counts."""
         self._send(_LEAVE + why.encode()[:_MAX_TEXT])
 
     def meet(self, number: int, address: str, port: int) -> None:
@@ -178,7 +179,7 @@ class _MonitorProgram:
             os._exit(code)
 
     def _path(self, given: str | None) -> str | None:
-        """That of this rank."""
+        """The path of this rank's file."""
         return given and given.replace("{rank}", str(self._me.rank))
 
     def _prepare(self, pidfile: str | None) -> None:
@@ -198,7 +199,7 @@ class _MonitorProgram:
         self._answer(_READY)
 
     def _answer(self, message: bytes) -> None:
-        """To the rank, which may have died or left already."""
+        """Answer the rank, which may have died or left already."""
         with contextlib.suppress(OSError):
             self._channel.send(message, socket.MSG_NOSIGNAL)
 
@@ -262,7 +263,7 @@ class _MonitorProgram:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Until the rank has left, or is dead and the link knows."""
+        """Watch until the rank has left, or is dead and the link knows."""
         launcher = LauncherFile.from_env()
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -364,7 +365,7 @@ def _unmap_devices() -> None:
 
 
 def log_to(path: str | None) -> None:
-    """The wrapper's logger appends to this file and writes to no other; None: to none."""
+    """Have the wrapper's logger append to this file, and write nowhere else; None: it writes nowhere."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers = [logging.FileHandler(path) if path else logging.NullHandler()]
     logger.handlers[0].setFormatter(logging.Formatter(_FORMAT))

@@ -36,7 +36,7 @@ _UNWIND_S = 0.2
 def await_end(
     arguments: Arguments, page: CallPage, this: Iteration, state: FrozenState, stopper: Stopper
 ) -> bool:
-    """In the monitor thread, until the iteration ends; True if the function has returned on all active ranks.
+    """Wait in the monitor thread until the iteration ends; True if the function has returned on all active ranks.
 
     After a fault, also of the store, it calls `abort` and stops the function. Raises StoreLost and RankDiscarded.
     """

@@ -40,7 +40,7 @@ _SOON_S = 0.001  # between two questions
 # 3.12), is lost (3.13), or, under a tracer, hangs the interpreter (3.11).
 _INTERRUPT, _STEP = signal.SIGURG, signal.SIGRTMAX
 _MIN_PERIOD_S = 1.0
-_LONGEST_S = 1.0  # that a stop is deferred
+_LONGEST_S = 1.0  # longest time for which a stop is deferred
 _MODULES = (
     threading,
     logging,
@@ -63,7 +63,7 @@ _STARTS = frozenset(
 
 
 class Defer(enum.Enum):
-    """For how long a stop is deferred."""
+    """How long a stop is deferred."""
 
     NOT = enum.auto()
     # of the interpreter: lock-heavy code may be at the same line at every question
@@ -149,7 +149,8 @@ class Stopper:
     at once when it was freed, else after a delay.
     """
 
-    asking: ClassVar[Stopper | None] = None  # whose function the main thread may be in
+    # the stopper of the wrapped function that the main thread may execute
+    asking: ClassVar[Stopper | None] = None
 
     def __init__(self) -> None:
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
@@ -163,7 +164,8 @@ class Stopper:
     # --- main thread --------------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Its result; raises its exceptions, and RankShouldRestart, at any of its steps, if it is to stop."""
+        """Call the function and return its result; raises its exceptions, and RankShouldRestart, at any of its steps,
+        if it is to stop."""
         with self._running:
             if self.stopping:
                 raise self._made()

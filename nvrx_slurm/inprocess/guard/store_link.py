@@ -117,7 +117,7 @@ class FallbackServer:
         self._server: dist.Store | None = None
 
     def check(self) -> None:
-        """To be called about once per second."""
+        """Serve if the time for that has come; to be called about once per second."""
         if not self._from_s and self._this.is_interrupted():
             self._from_s = time.monotonic() + self._wait_s
         if self._server is not None or not self._from_s or time.monotonic() < self._from_s:
@@ -171,7 +171,7 @@ class StoreLink(threading.Thread):
         self._requests.put(lambda: self._iteration(number).interrupt(record))
 
     def declare(self, records: Collection[InterruptionRecord]) -> None:
-        """These ranks are gone; their marks are written in every iteration from now on."""
+        """Take these ranks for gone; their marks are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
         self._requests.put(
             lambda: self._dead.update(
@@ -180,11 +180,11 @@ class StoreLink(threading.Thread):
         )
 
     def expect(self, number: int, address: str, port: int) -> None:
-        """This rank is rank 0 of iteration `number`, and its process group meets here."""
+        """Expect the process group of iteration `number` to meet at this address: its rank 0 is this rank."""
         self._requests.put(lambda: self._expect(number, address, port))
 
     def give_up(self, why: str) -> None:
-        """The store is lost; may be called from another thread while this one waits for the store."""
+        """Take the store for lost. Another thread may call it while this one waits for the store."""
         if self.lost:
             return
         self.lost = True
@@ -268,7 +268,7 @@ class StoreLink(threading.Thread):
             self._this = Iteration(self._call, known[0] + 1)
 
     def _mark_gones(self) -> bool:
-        """Of all dead ranks in this iteration; whether there was one to write."""
+        """Write the marks of all dead ranks in this iteration; whether there was one to write."""
         todo = [
             rank
             for rank in self._dead

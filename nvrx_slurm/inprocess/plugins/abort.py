@@ -54,7 +54,7 @@ class _Memory:
     # inodes of connections; None: unknown, so no store's connection is ever cut
     kept: frozenset[int] | None = None
     has_cut: bool = False  # AbortTorchDistributed has run since keep_connections()
-    groups: list[Any] = field(default_factory=list)  # that were aborted, see release_groups()
+    groups: list[Any] = field(default_factory=list)  # aborted groups, see release_groups()
 
 
 _memory = _Memory()
@@ -192,7 +192,7 @@ def _step(what: str, fn: Callable[[], Any], timeout_s: float = _STEP_TIMEOUT_S) 
 
 
 def _imported(module: str, name: str) -> Any:
-    """That name of an imported module, None if the module is not imported: an abort imports nothing."""
+    """The value of this name in a module, None if the module is not imported: an abort imports nothing."""
     return getattr(sys.modules.get(module), name, None)
 
 

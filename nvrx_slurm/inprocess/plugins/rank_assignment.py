@@ -267,7 +267,7 @@ class Leadership:
     # --- from the leader to every rank -------------------------------------------------------------------------------
 
     def decide(self, compute: Callable[[], str]) -> str:
-        """`compute()` of the leader, on every rank.
+        """Return the leader's `compute()` on every rank.
 
         If it raises, every rank raises RankDiscarded (if it raised that) or InternalError, with the same sentence. If a
         rank is lost meanwhile, every rank raises RankLost, or none. Raises TimeoutError without a decision in time.

@@ -104,7 +104,7 @@ class Tree(RankAssignment):
             raise TypeError(f"Tree needs a list of at least one Layer, not {layers!r}")
         self.world_size_filter = world_size_filter
         self._topology: Topology | None = None
-        self._leaf = 0  # of this rank
+        self._leaf = 0  # the leaf of this rank
         self._places: Places = []
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:

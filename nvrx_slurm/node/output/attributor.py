@@ -96,7 +96,7 @@ class Attributor(PacketProcess):
             self._loop.call_later(LAST_WORDS_S, self._kill)
 
     async def close(self) -> None:
-        """Until the process has ended: LAST_WORDS_S and a moment."""
+        """Wait until the process has ended: LAST_WORDS_S and a moment."""
         self.end()
         if self._ends is not None:
             await asyncio.wait({self._ends})

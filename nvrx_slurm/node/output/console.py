@@ -31,7 +31,7 @@ from nvrx_slurm.system.owned import append_to
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
-_SENTENCES = 1000  # that `once` remembers
+_SENTENCES = 1000  # most sentences that `once` remembers
 _PROMPT_S = 0.1  # print() without a buffer writes a line in pieces
 _FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
 _DRAW_S = 1.0  # between two looks at the job's status, for the last line of a terminal
@@ -104,7 +104,7 @@ class Console:
         self._wake()
 
     def draw(self, status: Path) -> None:
-        """From now on the last line of a terminal tells what the job does, by this status.json."""
+        """Tell in the last line of a terminal, from now on, what the job does, by this status.json."""
         self._status = status if self._is_terminal and not self._prompts else None
         self._wake()
 
@@ -247,7 +247,7 @@ class Console:
             self._watch(path.parent)
             for older in self._followed:
                 if older.path.name == path.name or older.path.parent != path.parent:
-                    older.retired = older.pending = True  # of an earlier cycle: only its rest is copied
+                    older.retired = older.pending = True  # the file of an earlier cycle: only its rest is copied
             self._followed.append(_Followed(file, path, prefix.encode(), stream))
 
     def _watch(self, directory: Path) -> None:

@@ -48,7 +48,7 @@ class CycleInfo:
         self._writes.put(Path(self._files.directory, name), partial(self._put, name, data))
 
     def _put(self, name: str, data: bytes) -> None:
-        """In a thread."""
+        """Write the file and its link, in a thread."""
         directory = Path(self._files.directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(directory / name, data)

@@ -21,7 +21,7 @@ from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, Ra
 
 _WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Remedy.RESTART, "wrong loss")
 _TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
-_STOPPED_BYTES = 16 << 10  # of a rank without an exception, for which a plan waits
+_STOPPED_BYTES = 16 << 10  # how much is read of a rank that was stopped; a plan waits for that
 _ERROR_FILE_BYTES = 1 << 20
 _MESSAGE_CHARS = 500
 _ROOM_BYTES = 16 << 10  # a print or a traceback takes as much
@@ -143,7 +143,7 @@ def _no_room(folder: Path) -> str:
 
 
 def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float, stopped_s: float) -> RankFault:
-    """As `with_details`, of a rank that was stopped because of another one, at `stopped_s` (`time.time()`).
+    """Do as `with_details`, for a rank that was stopped because of another one, at `stopped_s` (`time.time()`).
 
     It has a finding only if it may be the cause: what it says is no consequence of the stop. A victim may end before
     the culprit, which still flushes, dumps core or aborts. Never raises.
@@ -224,6 +224,6 @@ def _stacks_in(text: str) -> str:
     dumps = [found.start() for found in _DUMP.finditer(text)]
     if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:
         starts.append(dumps[-1])
-    if max(starts) < 0 and (found := _UNCOMPILED.search(text)):  # of the script itself
+    if max(starts) < 0 and (found := _UNCOMPILED.search(text)):  # the script itself could not be compiled
         starts.append(found.start())
     return text[max(starts) :] if max(starts) >= 0 else ""

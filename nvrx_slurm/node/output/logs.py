@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.member_streams import MemberStreams
     from nvrx_slurm.node.job import NodeJob
 
-_CYCLES = 3  # of which a new shipper is told
+_CYCLES = 3  # how many cycles a new shipper is told of
 _SOCKET, _COUNT_S = "logs", 5.0
 _HASTY_DRAIN_S = 2.0  # for merged logs after a signal: agent and aggregator each wait so long
 _BACKLOG = 4096

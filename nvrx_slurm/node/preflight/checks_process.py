@@ -94,7 +94,7 @@ class ChecksProcess(SupervisedProcess):
             raise
 
     def _ask_to_end(self) -> None:
-        """By the end of its questions."""
+        """Ask the process to end, by the end of its questions."""
         if self._channel is not None:
             with contextlib.suppress(OSError):  # it has just died
                 self._channel.shutdown(socket.SHUT_WR)

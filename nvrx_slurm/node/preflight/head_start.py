@@ -22,7 +22,7 @@ from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
 ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
 _CLOSE_S = 1.0  # for a process that has not answered to be killed
 _PREFLIGHT_S = 5.0  # for all checks of the preflight together
-_NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
+_NODE_SERVICE_S = 65.0  # longest wait where an nvhcd service is asked: that has 60 s
 _IDLE_INTERVALS = 12  # of the watch: how often all checks of an idle node run
 Spawned = tuple[processes.Child, socket.socket]  # the process, and our end of its stdin, stdout and stderr
 
@@ -124,7 +124,8 @@ def started(config: Config) -> Iterator[HeadStart]:
 
 
 def _hold_standard_descriptors() -> None:
-    """Where 0, 1 or 2 came closed, keep them taken: else a log of ours gets that number and the console's lines."""
+    """Keep the descriptors 0, 1 and 2 taken where they came closed: else a log of ours gets that number and the
+    console's lines."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         fd = os.dup(fd)

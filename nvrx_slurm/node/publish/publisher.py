@@ -165,7 +165,7 @@ class Publisher:
             listener.tell(complete)
 
     def _read_progress(self, path: str) -> None:
-        """In a thread of its own: this file may be on another file system, which hangs."""
+        """Read the file in a thread of its own: it may be on another file system, which hangs."""
         with self._reads, suppress(OSError), open(path, "rb") as file:
             text = file.read(_MOST_BYTES).strip()
             if text.isdigit() and len(text) <= _MAX_DIGITS:
@@ -189,4 +189,4 @@ class WaitLines:
                 self._loop.call_soon_threadsafe(self._say, now_doing(view, written))
 
     async def close(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing waits."""

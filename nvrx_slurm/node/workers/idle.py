@@ -82,7 +82,7 @@ def _signs_of(root: int, signum: int) -> Signs:
 
 
 def _place(pid: int, thread: int) -> bytes:
-    """Where the thread rests: its system call, stack and instruction pointer; b"": it works."""
+    """The place where the thread rests: its system call, stack and instruction pointer; b"": it works."""
     state, _ = _state(f"/proc/{pid}/task/{thread}/stat")
     call = _read(f"/proc/{pid}/task/{thread}/syscall").split()
     if state != b"S" or len(call) != 9 or call[0] not in _WAITS or _waits_to_send(pid, call[0], call[1:]):
@@ -91,7 +91,7 @@ def _place(pid: int, thread: int) -> bytes:
 
 
 def _waits_to_send(pid: int, call: bytes, args: Sequence[bytes]) -> bool:
-    """As an upload by a socket with a timeout does."""
+    """Whether it waits to send, as an upload by a socket with a timeout does."""
     if call in _SELECTS:
         return int(args[2], 16) != 0
     if call not in _POLLS:

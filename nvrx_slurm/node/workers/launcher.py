@@ -25,13 +25,13 @@ from nvrx_slurm.system import bounded
 
 _CLOSE_TIMEOUT_S = 5.0
 _FORK_AFTER_S = 0.1  # the start of workers and their first imports come before the fork of standbys
-_FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; also while they load more: then twice as long each time
+_FIRST_INSPECTION_S = 0.5  # until workers are asked what they have loaded; doubled each time
 _LAST_INSPECTION_S = 1024.0
 _READ_TIMEOUT_S = 5.0
 _TOLD = "told"  # the name of the socket
 _MOST_TOLD = 32
 _MOST_NAMED = 5  # variables in a sentence
-_FIRST_WAIT_S = 120.0  # of the first workers for their template
+_FIRST_WAIT_S = 120.0  # how long the first workers wait for their template
 _Told = TypeVar("_Told")
 
 
@@ -67,9 +67,9 @@ class Launcher:
         self._learned = preload.Learned(self._warm.preload if self._warm is not None else ())
         self._inexact = ""  # why standbys of the present templates are not used
         self._last_told: tuple[object, object] = ((), None)  # modules; modules and reason
-        self._is_said = False  # that workers cannot be forked
+        self._is_said = False  # whether it was said that workers cannot be forked
         self._forks = True  # the plan: workers come from standbys
-        self._settled = asyncio.Event()  # no standby that the next workers wait for is on its way
+        self._settled = asyncio.Event()  # set while the next workers need not wait for a standby
         self._first = True  # no workers have been launched yet
         self._loaded_s = 0.0  # how long the last workers have loaded libraries, as far as that was seen
         self._preparation: asyncio.Task[None] | None = None  # for the next start
@@ -110,7 +110,7 @@ class Launcher:
         return processes.hold(command, env, spec.warning_signal, spec.stdin)
 
     async def wait(self, forked: bool = True) -> float:
-        """Until no process that these workers need is on its way; at a restart no longer than their imports took.
+        """Wait until no process that these workers need is on its way; at a restart no longer than their imports took.
         Returns how long that was.
 
         A template imports what the last workers have loaded faster than they would do it again, all at once.
@@ -235,7 +235,7 @@ class Launcher:
             after_s = _FIRST_INSPECTION_S if loads_more else after_s * 2
 
     def _want(self) -> None:
-        """At low priority, in the templates that there are."""
+        """Tell the templates which modules to import, at low priority."""
         modules = self._learned.modules()
         for names in self._learned.by_rank():
             some = ", ".join(names[:_MOST_NAMED])
@@ -248,7 +248,7 @@ class Launcher:
         self._tell_warmth()
 
     def _tell_warmth(self) -> None:
-        """Where something has changed."""
+        """Tell how workers are made, if that has changed."""
         templates = [*self._templates.values()]
         cold = next((one.cold for one in templates if one.cold), "")
         if self._inexact or all(self._has_standby(local_rank) for local_rank in range(len(self._prefixes))):
@@ -321,7 +321,7 @@ class Launcher:
     def _refill(self, renewed: Sequence[int] = ()) -> None:
         """A standby for each rank that has none; those `renewed` get another one."""
         for prefix, template in self._templates.items():
-            template.spawn()  # one that has ended
+            template.spawn()  # it does nothing while the template lives
             ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
             template.fork([rank for rank in ranks if rank in renewed or not self._has_standby(rank)])
         if any(template.is_busy for template in self._templates.values()):
@@ -385,7 +385,7 @@ def _has_customization() -> bool:
 
 
 def report_defect(task: asyncio.Task[None]) -> None:
-    """At once: no code awaits its result."""
+    """Report a defect at once: no code awaits the task's result."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         task.get_loop().call_exception_handler({"message": "the start of workers broke", "exception": error})

@@ -33,7 +33,8 @@ class StartUp:
         self._copy(_WARM / "hook.py", _HOOK)  # the last one: then all are there
 
     def _copy(self, source: Path, name: str) -> None:
-        """With its bytecode, if Python may keep that: the first interpreters of each job would compile for 40 ms."""
+        """Copy a module with its bytecode, if Python may keep that: the first interpreters of each job would compile
+        for 40 ms."""
         copy = self.directory / f"{name}.py"
         with contextlib.suppress(OSError):
             SourceFileLoader(name, os.fspath(source)).get_code(name)  # the bytecode is there now, and up to date

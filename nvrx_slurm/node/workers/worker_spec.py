@@ -107,7 +107,7 @@ class StartedWorker:
     hang: RankFault | None = None
 
     def signal(self, signum: int, wake: bool) -> None:
-        """To its process group; `wake`: SIGCONT too, because a stopped one acts on nothing.
+        """Send a signal to its process group; `wake`: SIGCONT too, because a stopped one acts on nothing.
 
         SIGKILL is for itself alone: what else is in its group is killed when it is reaped, but helpers that clean up.
         """

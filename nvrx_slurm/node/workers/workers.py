@@ -78,17 +78,17 @@ class Workers:
         self._stacks: asyncio.AbstractServer | None = None
         self._orphans = OrphanReaper()
         self._cleaning: asyncio.Task[None] | None = None  # helpers of workers that are gone clean up
-        self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
+        self._opening: asyncio.Task[None] | None = None  # opens the logs of the next workers
         self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
-        self._plan: Plan | None = None  # of the workers that run, or ran last
+        self._plan: Plan | None = None  # the plan of the workers that run, or ran last
         self._say_once = once(console.say)
         self._plan_at = self._template_s = 0.0  # when the plan came; how long it waited for a template
-        self._times: list[RankTimes] = []  # of those that have ended
+        self._times: list[RankTimes] = []  # times of the workers that have ended
         self._oom_kills = 0  # before they started
-        self._exits_due = 0  # that the agent has to hear of
+        self._exits_due = 0  # exits that are not yet posted to the agent
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         """What the agent wants of its workers."""
@@ -151,7 +151,7 @@ class Workers:
             self._console.say(f"leaving {left} processes behind that workers started: they do not end")
 
     async def cleaned(self) -> None:
-        """Until no process of stopped workers runs any more but torch's manager of shared memory. Bounded."""
+        """Wait until no process of stopped workers runs any more but torch's manager of shared memory. Bounded."""
         if self._cleaning is not None:
             await asyncio.shield(self._cleaning)
 
@@ -159,7 +159,7 @@ class Workers:
 
     def _start_all(self, plan: Plan) -> None:
         """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
-        self._orphans.kill_living(later=False)  # of an earlier cycle
+        self._orphans.kill_living(later=False)  # what an earlier cycle left
         self._stopping = self._failed = False
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         name_what_hangs([self._spec.script, str(self._private_dir)], self._console.say)

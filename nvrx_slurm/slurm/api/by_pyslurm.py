@@ -71,7 +71,7 @@ class PySlurm(Slurm):
                 self.close()
                 raise NoAnswer(why) from None
             except bounded.Overrun:
-                self.close()  # which ends the thread, too
+                self.close()  # ends the thread, too
                 raise NoAnswer(f"pyslurm did not answer within {bound_s:g} s") from None
             if "error" in answer:
                 raise text.error(f"pyslurm's {call}", str(answer["error"]))
@@ -105,14 +105,14 @@ class PySlurm(Slurm):
                 child.kill()
 
     def job(self, job_id: int) -> JobFacts:
-        """By Job.load."""
+        """Answer by Job.load."""
         plain = self.ask("job", job_id)
         for name in ("nodes", "excluded"):
             plain[name] = text.hosts(plain[name])
         return JobFacts(**plain)
 
     def steps(self, job_id: int) -> list[StepFacts]:
-        """By JobSteps.load."""
+        """Answer by JobSteps.load."""
         try:
             found = self.ask("steps", job_id)
         except NotKnown:
@@ -120,7 +120,7 @@ class PySlurm(Slurm):
         return [StepFacts(*step) for step in found]
 
     def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
-        """By Node.load, Nodes.load."""
+        """Answer by Node.load and Nodes.load."""
         found = {}
         for plain in self.ask("nodes", wanted):
             lists = {"states": frozenset(plain["states"]), "partitions": tuple(plain["partitions"])}
@@ -128,20 +128,20 @@ class PySlurm(Slurm):
         return found
 
     def signal(self, step_id: str, signum: int) -> None:
-        """By send_signal."""
+        """Signal by send_signal."""
         self.ask("signal", step_id, signum)
 
     def cancel(self, job_id: int) -> None:
-        """By Job.cancel."""
+        """Cancel by Job.cancel."""
         with suppress(NotKnown):
             self.ask("cancel", job_id)
 
     def requeue(self, job_id: int) -> None:
-        """By Job.requeue."""
+        """Requeue by Job.requeue."""
         self.ask("requeue", job_id)
 
     def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
-        """By Job.modify."""
+        """Exclude by Job.modify."""
         self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
 
 

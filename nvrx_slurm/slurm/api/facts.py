@@ -44,7 +44,7 @@ class JobFacts:
     requeue: bool  # whether it may be requeued
     partition: str
     reservation: str  # "" = none
-    num_nodes: int  # that it asks for, or has
+    num_nodes: int  # how many nodes it asks for, or has
     batch_host: str  # "" = no batch script
     time_left_s: float | None  # inf = no limit; None = not running
     exit_code: int  # 0..255, or 128 + signal; 0 while it runs
@@ -70,5 +70,5 @@ class NodeFacts:
     reason: str  # "" = none
     reason_by: str  # the user that set it; "" = none
     address: str  # NodeAddr
-    port: int  # of its slurmd; 0 = unknown
+    port: int  # port of its slurmd; 0 = unknown
     partitions: tuple[str, ...] = ()

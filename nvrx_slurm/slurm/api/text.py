@@ -100,13 +100,13 @@ def job(text: str, job_id: int) -> JobFacts:
 
 
 def steps(text: str) -> list[StepFacts]:
-    """Of `squeue --steps -h -o "%i|%j"`. A name may hold anything, so it comes last."""
+    """The steps in `squeue --steps -h -o "%i|%j"`. A name may hold anything, so it comes last."""
     lines = (line.strip().partition("|") for line in text.splitlines())
     return [StepFacts(step_id, name) for step_id, bar, name in lines if bar]
 
 
 def nodes(text: str) -> dict[str, NodeFacts]:
-    """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
+    """The nodes in `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
     for one in records(text, "NodeName"):
         name = _field(one, "NodeName")
@@ -157,7 +157,7 @@ def seconds(text: str) -> float | None:
 
 
 def _unix(text: str) -> int:
-    """Of a time in the local zone, as Slurm prints it; 0 for any other text."""
+    """The Unix time of a local time, as Slurm prints it; 0 for any other text."""
     try:
         return int(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
