@@ -46,7 +46,7 @@ def _earlier(fault: RankFault, stderr: bytes) -> Iterator[tuple[RankFault, str]]
     """The exceptions besides the one that ended the rank, the last first, and how that one follows them."""
     last = raised_in(fault.traceback)
     text = fault.traceback
-    if text.count(TRACEBACK) < 2:
+    if text.count(TRACEBACK) < 2 and stderr.count(TRACEBACK.encode()) > 1:
         text = stderr[max(0, progress(stderr.lower())) :].decode("utf-8", "replace")
     follows = ""
     for one in islice(raised(text), _MOST_EXCEPTIONS):
