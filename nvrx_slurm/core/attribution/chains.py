@@ -11,6 +11,7 @@ from nvrx_slurm.core.attribution.raised import (
     RAISED,
     TRACEBACK,
     WHILE,
+    WRAPPERS,
     raised,
     raised_in,
 )
@@ -51,6 +52,6 @@ def _earlier(fault: RankFault, stderr: bytes) -> Iterator[tuple[RankFault, str]]
     follows = ""
     for one in islice(raised(text), _MOST_EXCEPTIONS):
         is_last = last is not None and one.headline == last.headline
-        if not is_last:
+        if not is_last and not WRAPPERS.search(one.headline):
             yield replace(fault, message=one.headline, traceback=one.traceback), follows
         follows = one.follows if is_last or follows else ""

@@ -46,7 +46,9 @@ _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _BY_SIGNAL = range(129, 160)  # a shell's exit codes for a child that a signal ended
 _SAID_LINES = 3  # that say how a program ended, where no rule knows more
-_NOISE = re.compile(r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$")
+_NOISE = re.compile(
+    r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$|[=-]{20}|error_file: |To enable traceback"
+)
 _NODE_FAILURE = "node failure"
 _LAST_ERROR = b"Last error:"  # of NCCL: its own verdict is in the next line
 # the rule of a rank that was told to end: what follows that says nothing of a cause
@@ -346,7 +348,7 @@ def of_rule(fault: RankFault, rule: str, line: str, rests_on: str) -> Finding:
 def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
     """No rule knows what it printed: how it ended is all there is, with its last lines."""
     ended_by = _ended_by(fault)
-    if fault.kind is FaultKind.EXIT and fault.traceback:
+    if _is_raised(fault):
         found = frames(fault.traceback)
         is_of_script = not _CARRIES.match(fault.message) or (found and not found[0][1])
         is_sure = OF_CODE.match(fault.message) and is_of_script
