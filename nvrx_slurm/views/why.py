@@ -19,9 +19,10 @@ from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
 from nvrx_slurm.core.attribution.fields import fields_of
 from nvrx_slurm.core.attribution.raised import frames, raised_in
 from nvrx_slurm.core.attribution.said import headline
+from nvrx_slurm.core.attribution.verdict import owners_of
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
-from nvrx_slurm.types import FaultKind, RankFault
+from nvrx_slurm.types import Blame, FaultKind, RankFault
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, logs_of
 from nvrx_slurm.views.log_tree import began_s, find_run, result_of, title, written_by_others
@@ -234,7 +235,8 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
     yield f"first cause: {story['what_happened']}"
     if story["rule"]:
         what = f"rule {story['rule']}" + (f" of {story['class']}" if story["class"] else "")
-        blame = named_node.in_words(story["names_node"]) if story["names_node"] else story["blame"]
+        owners = " or ".join(one.value for one in owners_of(story["rule"], Blame(story["blame"])))
+        blame = named_node.in_words(story["names_node"]) if story["names_node"] else owners
         yield f"to blame: {blame} ({story['confidence']}), {what}"
     yield f"evidence: {where}, {story['kind']}"
     if story["line"] and story["line"] not in story["what_happened"]:

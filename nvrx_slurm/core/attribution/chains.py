@@ -11,6 +11,7 @@ from nvrx_slurm.core.attribution.raised import (
     RAISED,
     TRACEBACK,
     WHILE,
+    WRAPPERS,
     raised,
     raised_in,
 )
@@ -46,11 +47,11 @@ def _earlier(fault: RankFault, stderr: bytes) -> Iterator[tuple[RankFault, str]]
     """The exceptions besides the one that ended the rank, the last first, and how that one follows them."""
     last = raised_in(fault.traceback)
     text = fault.traceback
-    if text.count(TRACEBACK) < 2:
+    if text.count(TRACEBACK) < 2 and stderr.count(TRACEBACK.encode()) > 1:
         text = stderr[max(0, progress(stderr.lower())) :].decode("utf-8", "replace")
     follows = ""
     for one in islice(raised(text), _MOST_EXCEPTIONS):
         is_last = last is not None and one.headline == last.headline
-        if not is_last:
+        if not is_last and not WRAPPERS.search(one.headline):
             yield replace(fault, message=one.headline, traceback=one.traceback), follows
         follows = one.follows if is_last or follows else ""

@@ -38,8 +38,8 @@ class _Piece(NamedTuple):
 
 def told(lines: Sequence[bytes], signatures: Sequence[Signature]) -> Iterator[Match]:
     """Matches in the lines of the exception, or in those that stand for one; the first is the headline."""
-    for number, line in enumerate(lines):
-        yield from _matches(line, line.lower(), DETAILS if number else HEADLINE, signatures)
+    text = b"\n".join(lines)
+    yield from _matches(text, text.lower(), DETAILS, signatures, len(lines[0]))
 
 
 def printed(texts: Sequence[bytes], signatures: Sequence[Signature]) -> Iterator[Match]:
@@ -60,8 +60,9 @@ def is_advice(lower: bytes) -> bool:
 
 
 def _matches(
-    text: bytes, lower: bytes, place: int, signatures: Sequence[Signature]
+    text: bytes, lower: bytes, place: int, signatures: Sequence[Signature], headline: int = -1
 ) -> Iterator[Match]:
+    """Matches in a text. `headline`: where its first line ends, if that is the headline."""
     for signature in signatures:
         for piece in _pieces(signature.texts):
             if piece.first not in lower:
@@ -69,7 +70,8 @@ def _matches(
             for at, line in _lines_with(lower, piece):
                 if _fits(signature, line):
                     shown = text[at : at + len(line)]
-                    yield Match(signature, shown, place, piece.is_common)
+                    where = HEADLINE if at < headline else place
+                    yield Match(signature, shown, where, piece.is_common)
 
 
 def _fits(signature: Signature, line: bytes) -> bool:

@@ -21,7 +21,7 @@ from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, Ra
 
 _WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Remedy.RESTART, "wrong loss")
 _TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
-_STOPPED_BYTES = 16 << 10  # how much is read of a rank that was stopped; a plan waits for that
+_STOPPED_BYTES = 12 << 10  # of a rank that was stopped, for which a plan waits: a traceback with C++ frames fits
 _ERROR_FILE_BYTES = 1 << 20
 _MESSAGE_CHARS = 500
 _ROOM_BYTES = 16 << 10  # a print or a traceback takes as much
@@ -114,7 +114,7 @@ def with_details(
 
     if fault.kind is FaultKind.LOSS:  # equal ones are the same failure, whatever the rank has written
         return replace(fault, finding=_WRONG_LOSS)
-    explained = _explained(fault, error_file, stderr_file)
+    explained = _explained(fault, error_file, _written(stderr_file, 0.0, most_bytes)[0])
     stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s, most_bytes)
     if progress(stdout.lower()) >= 0:
         progress_s = max(progress_s, written_s)
@@ -148,15 +148,15 @@ def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s
     It has a finding only if it may be the cause: what it says is no consequence of the stop. A victim may end before
     the culprit, which still flushes, dumps core or aborts. Never raises.
     """
-    is_stopped = -fault.exit_code in _STOPS
-    if is_stopped and not _says_something(stderr_file):
-        return fault  # as most do: no plan waits for that
-    ended = replace(fault, kind=FaultKind.EXIT, exit_code=1)  # by its exception, had it not been stopped
-    if is_stopped and _TRACEBACK in _explained(ended, error_file, stderr_file).traceback:
-        told = with_details(ended, error_file, stderr_file, progress_s)
-    else:
-        most_bytes = _STOPPED_BYTES if is_stopped else _LOG_BYTES
-        told = with_details(fault, error_file, stderr_file, progress_s, most_bytes=most_bytes)
+    ended, most_bytes = fault, _LOG_BYTES
+    if -fault.exit_code in _STOPS:
+        most_bytes = _STOPPED_BYTES
+        stderr, stdout = (_written(file, 0.0, most_bytes)[0] for file in (stderr_file, stderr_file.with_suffix(".out")))
+        if not _says_something(stderr) and not _says_something(stdout):
+            return fault  # as most do: no plan waits for that
+        if _TRACEBACK.encode() in stderr or error_file.exists():  # by its exception, had it not been stopped
+            ended = replace(fault, kind=FaultKind.EXIT, exit_code=1)
+    told = with_details(ended, error_file, stderr_file, progress_s, most_bytes=most_bytes)
     found = told.finding
     if found is None or not found.rule or found.role is LineRole.ECHO:
         return fault
@@ -166,19 +166,19 @@ def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s
     return fault
 
 
-def _says_something(stderr_file: Path) -> bool:
+def _says_something(text: bytes) -> bool:
     """Whether there is a word that each text about a failure has."""
-    ends = (_written(path, 0.0)[0].lower() for path in (stderr_file, stderr_file.with_suffix(".out")))
-    return any(word in end for end in ends for word in _WORDS)
+    lower = text.lower()
+    return any(word in lower for word in _WORDS)
 
 
-def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
+def _explained(fault: RankFault, error_file: Path, stderr: bytes) -> RankFault:
     from nvrx_slurm.core.attribution.raised import clean, raised_in  # not at the start either
 
     message, traceback = _read_error_file(error_file)
     exited = fault.kind is FaultKind.EXIT
     if not traceback:
-        end = clean(_written(stderr_file, 0.0)[0].decode("utf-8", "replace"))
+        end = clean(stderr.decode("utf-8", "replace"))
         last_line = end.strip().rpartition("\n")[2].strip()
         if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
             why = last_line.removeprefix(_CANNOT_START)[:_MESSAGE_CHARS]
