@@ -87,13 +87,14 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         from nvrx_slurm.config.otel import otlp_target
 
         otlp = otlp_target(here.env)
+    spec = _worker_spec(here, shape, script, args, info.current if info is not None else "")
     return NodeJob(
         node=node,
         run_dir=shape.run_dir,
-        spec=_worker_spec(here, shape, script, args, info.current if info is not None else ""),
+        spec=spec,
         agent=agent,
         preflight=preflight,
-        labels=_labels(here, shape, script, args),
+        labels=_labels(here, shape, spec, script, args),
         coordinator=coordinator if hosts else None,
         meeting=meeting,
         slurm=slurm,
@@ -115,16 +116,14 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     )
 
 
-def _labels(here: Here, shape: Layout, script: str, args: Sequence[str]) -> JobLabels:
+def _labels(
+    here: Here, shape: Layout, spec: WorkerSpec, script: str, args: Sequence[str]
+) -> JobLabels:
     env = here.env
-    ft = here.ft
     run = shape.run_dir
-    wrapped = RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY
-    watched = (
-        None
-        if wrapped
-        else not here.launch.disable_rank_monitors and bool(hang_limits(ft.rank_limits()))
-    )
+    watched = None
+    if not spec.wrapped:
+        watched = spec.monitored and bool(hang_limits(spec.limits) or spec.looks_for_hangs)
     names = (JOB_NAME_ENV, "SLURM_JOB_NAME"), ("SLURM_JOB_USER", "USER"), ("SLURM_JOB_PARTITION",)
     name, user, partition = (
         next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names

@@ -46,7 +46,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "nvrx_nodes_expected": ("all nodes of the job, spares included", "nodes.expected"),
     "nvrx_nodes_needed": ("nodes of each cycle", "nodes.needed"),
     "nvrx_hang_watch": (
-        "1: hung ranks are killed; 0: not watched for; none: in-process wrapper",
+        "1: hung ranks are killed, by a timeout or after a look; 0: not watched for; none: in-process wrapper",
         "job.hangs_watched",
     ),
     "nvrx_needs_person": ("1: a person should look at the job, for this reason", ""),
@@ -65,6 +65,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "nvrx_step_seconds": (
         "median of the ranks' step times; where they do not tell, by checkpoints",
         "",
+    ),
+    "nvrx_step_age_seconds": (
+        "since the last step of the rank that made one last",
+        "progress.still_s",
     ),
     "nvrx_slow_ranks": ("ranks that are slow now, at most 8", ""),
     "nvrx_slow_lost_seconds": ("what these have cost the job so far", "slow.lost_s"),

@@ -9,6 +9,7 @@ import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.attribution.hang import place
 from nvrx_slurm.core.attribution.said import headline, what_to_do
+from nvrx_slurm.core.progress import pace
 from nvrx_slurm.core.redact import without_secrets
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import write_atomic
@@ -154,7 +156,7 @@ def facts_of(run: Path) -> ReportFacts:
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
         without_secrets(str((status.get("job") or {}).get("command", ""))),
-        _sentence(run, known, numbers),
+        f"{_sentence(run, known, numbers)}{_steps(status)}",
         began_s,
         wall_s,
         tuple(one for some in found.values() for one in some),
@@ -320,6 +322,14 @@ def _waits(run: Path, cycle: int) -> Iterator[tuple[str, str]]:
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _steps(status: Mapping[str, Any]) -> str:
+    """What the ranks told last; nothing where the status is damaged."""
+    with suppress(*DAMAGE):
+        if status["progress"]:
+            return f" Steps: {', '.join(pace({**status, 'allocation_ends': 0.0}))}."
+    return ""
 
 
 def _sentence(run: Path, known: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:

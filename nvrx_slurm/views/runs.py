@@ -17,7 +17,7 @@ from nvrx_slurm.core.words import in_words, unix_s
 from nvrx_slurm.system.foreign import names_in
 from nvrx_slurm.views.log_tree import log_dir, runs_of, status_of
 from nvrx_slurm.views.screen import columns, show
-from nvrx_slurm.views.status import CANNOT_TELL, COLOURS, NEEDS_A_PERSON, Seen, observe
+from nvrx_slurm.views.status import CANNOT_TELL, COLOURS, NEEDS_A_PERSON, PROGRESS, Seen, observe
 
 _RUNS_SHOWN, _JOB_CHARS, _NAME_CHARS = 20, 12, 10
 _NUMBERS = ("NODES", "STEP", "RESTARTS", "LOST")
@@ -37,8 +37,8 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     """List the runs of a log tree, the newest first.
 
     NODES are those that train, and spares behind "+". STEP is that of the newest checkpoint; where none is known, of
-    this cycle. LOST is what restarts have cost, of a job that runs without repeated work. "-" is not known. A line
-    below says why a person should look, or what cannot be told.
+    this cycle. LOST is what restarts have cost, of a job that runs without repeated work. "-" is not known. Lines
+    below say how far and how fast a job is that runs, why a person should look, or what cannot be told.
     """
     place = where or log_dir()
     runs = [run for job in names_in(place) for run in runs_of(place / job)]
@@ -57,6 +57,9 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     show(head, bold=True)
     for row, (_, seen) in zip(rows, found, strict=True):
         show(row, COLOURS[seen.code])
+        for line in seen.lines:
+            if line.startswith(PROGRESS):
+                show(f"  {line.removeprefix(PROGRESS)}", hang=4)
         if seen.code in (CANNOT_TELL, NEEDS_A_PERSON):
             show(f"  {seen.verdict}", COLOURS[seen.code], hang=4)
 

@@ -28,6 +28,7 @@ HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
 _MAX_BYTES = 1 << 20
 _INCIDENTS_SHOWN, _RANKS_SHOWN = 5, 64
 _WARMTHS_SHOWN, _HOSTS_SHOWN = 3, 3
+PROGRESS = "progress    "  # begins the line of how far a job is
 _HANG = 12  # columns before what a line says
 COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
 
@@ -168,7 +169,7 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     if why := progress.waits(found, written):
         yield f"waits       {why}"
     if steps := ", ".join(progress.pace(found)):
-        yield f"progress    {steps}"
+        yield f"{PROGRESS}{steps}"
     kinds = {"active": "active", "spare": "spare"} if nodes["active"] else {"spare": "here"}
     kinds |= {"missing": "missing", "excluded": "excluded"}
     counts = ", ".join(f"{nodes[kind]} {what}" for kind, what in kinds.items())

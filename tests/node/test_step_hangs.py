@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300.0)]
 BOUND_S = 150.0
 OFTEN = "from nvrx_slurm.node.monitors import paces\npaces.EVERY_S = 0.5"
 ZOO = Path(__file__).parents[1] / "data" / "step_zoo.py"
@@ -64,3 +64,30 @@ def test_a_rank_that_may_go_on_is_told_and_left_alone(rig, kind, who):
     # A rank that is blocked in the kernel at that moment prints no stack.
     assert re.search(f"rank {who} {PAUSES[kind]} at (.*step_zoo.py|an unknown place)", said[2]), said[2]
     assert one.wait(BOUND_S) == 0 and not rig.result["restarts"]
+
+
+TWO_NODES = ("--nproc-per-node=2", *FLAGS[1:])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind, who", [("sleeps", 3), ("stops", 3), ("locks_twice", 0)])
+def test_a_hang_on_one_of_two_nodes_is_found(rig, kind, who):
+    rig.before = OFTEN
+    args = (kind, str(who))
+    nodes = rig.nodes(2, "2", str(ZOO), *TWO_NODES, "--ft-crash-loop-backoff=0", args=args)
+    assert [node.wait(BOUND_S) for node in nodes] == [0, 0]
+    (restart,) = rig.result["restarts"]
+    found = json.loads((rig.run_dir / "cycle_0" / "hang.json").read_text())
+    assert (restart["rank"], restart["infra_rank"], found["culprits"]) == (who, who // 2, [who])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind, who", [("evaluates", 0), ("reads", 3)])
+def test_a_pause_on_one_of_two_nodes_is_told_with_its_node(rig, kind, who):
+    rig.before = OFTEN
+    nodes = rig.nodes(2, "2", str(ZOO), *TWO_NODES, args=(kind, str(who)))
+    said = nodes[0].line("made no step for (.*) but nothing proves a hang: (.*)$", BOUND_S)
+    (rig.dir / "told").touch()
+    assert re.search(rf"rank {who} on node {who // 2} \(.*\) {PAUSES[kind]} at", said[2]), said[2]
+    assert re.search(r"rank \d on node \d \(.*\) waits at .*, as 2 more", said[2]), said[2]
+    assert [node.wait(BOUND_S) for node in nodes] == [0, 0] and not rig.result["restarts"]

@@ -324,15 +324,19 @@ def test_each_two_colours_differ_for_everybody(sight, theme):
         assert math.dist(lab(values[one], sight), lab(values[other], sight)) > 14.0, (one, other)
 
 
-def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_last_checkpoint(tmp_path):
+TOLD = {"ranks": 16, "stepped": 16, "steps": 41, "step_s": 0.5, "still_s": 4800.0, "open": []}
+
+
+def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_last_checkpoint(tmp_path: Path) -> None:
     run = write(tmp_path / "r0", 8, 5)
     log = run / "events/coordinator.jsonl"
     *head, plan, tail = re.split(r'(?="plans":)', log.read_text(errors="replace"))
     gone = [part.replace('"n1-1-0123abcd 1 8",', "").replace('"n2-2-0123abcd 2 16",', "") for part in (plan, tail)]
     log.write_text("".join([*head, *gone]).replace('"promoted"', '"lost":["n1"],"promoted"'))
     job = {"command": "train.py --api-key abcdef12"}
-    (run / "status.json").write_text(json.dumps({"job": job, "checkpoint": {"iteration": 700}}))
+    (run / "status.json").write_text(json.dumps({"job": job, "checkpoint": {"iteration": 700}, "progress": TOLD}))
     facts = facts_of(run)
+    assert facts.sentence.endswith(" Steps: step 41 of this cycle, no step for 1 h 20 min, 0.5 s for each.")
     roles = {row.nodes[0][0]: row.roles[-1][1] for row in facts.rows}
     assert (roles["n1"], roles["n2"], roles["n3"]) == ("lost", "excluded", "active")
     assert (facts.paces[-1].first, facts.paces[-1].steps, facts.paces[-1].end_s) == (400, 300, facts.wall_s)

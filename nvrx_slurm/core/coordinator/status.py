@@ -45,7 +45,7 @@ class JobLabels(Record):
     name: str = ""
     user: str = ""
     partition: str = ""
-    # by a configured timeout; None: the in-process wrapper does, or not
+    # by a configured timeout, or by looking where ranks make no step; None: the in-process wrapper does, or not
     hangs_watched: bool | None = None
     command: str = ""  # script and arguments
 

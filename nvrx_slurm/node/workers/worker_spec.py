@@ -96,6 +96,11 @@ class WorkerSpec(Record):
         """Names of the sections, in the order of a rank's page."""
         return list(self.limits.get("rank_section_timeouts") or ())
 
+    @property
+    def looks_for_hangs(self) -> bool:
+        """Whether ranks that tell nothing are inspected when they make no step for long."""
+        return self.step_hook and self.step_timeout_s > 0.0 and self.hang_collect_s > 0.0
+
 
 @dataclass
 class StartedWorker:

@@ -1,4 +1,6 @@
-"""A loop with an Accelerator and a RankMonitorClient, as docs/how-to/use-hugging-face.md shows it."""
+"""A loop with an Accelerator and a RankMonitorClient, as docs/how-to/use-hugging-face.md shows it.
+
+ALONE in the environment: without the client."""
 
 import argparse
 import os
@@ -10,9 +12,17 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient
-
 STEPS = 60
+
+
+def client():
+    if "ALONE" in os.environ:
+        return None
+    from nvrx_slurm.fault_tolerance import RankMonitorClient
+
+    monitor = RankMonitorClient()
+    monitor.init_workload_monitoring()
+    return monitor
 
 
 def main():
@@ -22,8 +32,7 @@ def main():
     torch.set_num_threads(1)
     set_seed(0)
     accelerator = Accelerator(cpu=True)
-    monitor = RankMonitorClient()
-    monitor.init_workload_monitoring()
+    monitor = client()
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     first = 0
@@ -36,7 +45,8 @@ def main():
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        monitor.send_heartbeat()
+        if monitor:
+            monitor.send_heartbeat()
         accelerator.print(f"step {step}", flush=True)
         time.sleep(0.03)  # for a fault to come in time
         if step % 10 == 0:
@@ -46,7 +56,8 @@ def main():
     ]  # of FSDP's shards
     weights = torch.cat([one.detach().flatten() for one in whole]).double()
     accelerator.print(f"final step {STEPS} weights {weights.sum().item().hex()}", flush=True)
-    monitor.shutdown_workload_monitoring()
+    if monitor:
+        monitor.shutdown_workload_monitoring()
     accelerator.end_training()
 
 

@@ -1,14 +1,15 @@
-"""A fit with the Trainer of Lightning and our callback; `--raises STEP`: rank 1 raises there, once."""
+"""A fit with the Trainer of Lightning and our callback; `--raises STEP`: rank 1 raises there, once.
+
+ALONE in the environment: without the callback."""
 
 import argparse
+import os
 import time
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-
-from nvrx_slurm.ptl_resiliency import FaultToleranceCallback
 
 STEPS = 60
 
@@ -46,6 +47,14 @@ class Say(Callback):
             raise ArithmeticError(f"an error at step {self.raises}")
 
 
+def ours(directory):
+    if "ALONE" in os.environ:
+        return []
+    from nvrx_slurm.ptl_resiliency import FaultToleranceCallback
+
+    return [FaultToleranceCallback(autoresume=False, calculate_timeouts=True, exp_dir=directory)]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("dir", type=Path)
@@ -62,7 +71,7 @@ def main():
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[
-            FaultToleranceCallback(autoresume=False, calculate_timeouts=True, exp_dir=args.dir),
+            *ours(args.dir),
             ModelCheckpoint(args.dir, every_n_train_steps=10, save_last=True),
             Say(args.raises, args.dir / "raised"),
         ],
