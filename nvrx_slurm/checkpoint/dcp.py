@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -30,10 +29,30 @@ from torch.futures import Future
 from nvrx_slurm.checkpoint import rank
 from nvrx_slurm.checkpoint.link import CheckpointError
 
-_BYTES = (plans.WriteItemType.BYTE_IO, plans.LoadItemType.BYTE_IO)
+
+class _Plain:
+    """What neither of both has to do."""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is left of another iteration."""
+
+    def prepare_global_plan(self, every: list[Any]) -> list[Any]:
+        """As it is."""
+        return every
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No path leads here."""
+        return False
 
 
-class MemoryWriter(StorageWriter):
+def _done(result: Any) -> Future[Any]:
+    done: Future[Any] = Future()
+    done.set_result(result)
+    return done
+
+
+class MemoryWriter(_Plain, StorageWriter):
     """Keeps one iteration. `is_kept`: whether there was room; a warning says why not."""
 
     def __init__(self, iteration: int) -> None:
@@ -41,20 +60,13 @@ class MemoryWriter(StorageWriter):
         self._plan = plans.SavePlan([])
         self.is_kept = False
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is left of an earlier save."""
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """All ranks do the same."""
 
     def prepare_local_plan(self, plan: plans.SavePlan) -> plans.SavePlan:
-        """All that this rank has. Later others' parts are left out of the plan."""
+        """All that this rank has. Later, parts that others have as well are left out."""
         self._plan = plan
         return plan
-
-    def prepare_global_plan(self, every: list[plans.SavePlan]) -> list[plans.SavePlan]:
-        """Of no use here."""
-        return every
 
     def write_data(
         self, plan: plans.SavePlan, planner: plans.SavePlanner
@@ -64,35 +76,27 @@ class MemoryWriter(StorageWriter):
         for item in self._plan.items:
             data = planner.resolve_data(item)
             size: list[int] = []
+            offset = list(item.index.offset or ())
             if isinstance(data, torch.Tensor):
                 assert item.tensor_data is not None
                 size = list(item.tensor_data.size)
+                offset = offset or [0] * len(size)
             else:
                 data = data.getvalue()
-            items.append([item.index.fqn, list(item.index.offset or ()), size, data])
+            items.append([item.index.fqn, offset, size, data])
         self.is_kept = rank.save(items, self._iteration)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([])
-        return done
+        return _done([])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """A load makes the metadata from what each rank has."""
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No path leads here."""
-        return False
 
-
-class MemoryReader(StorageReader):
+class MemoryReader(_Plain, StorageReader):
     """Loads the newest iteration that all ranks have. `iteration`: which one that was."""
 
     def __init__(self) -> None:
         self.iteration = -1
         self._parts: dict[tuple[str, tuple[int, ...]], Any] = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is left of an earlier load."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Of what this rank has. Raises CheckpointError where the disk has to be read."""
@@ -112,8 +116,7 @@ class MemoryReader(StorageReader):
                     TensorProperties.create_from_tensor(data), torch.Size(size), []
                 ),
             )
-            place = offset or [0] * data.dim()
-            known.chunks.append(ChunkStorageMetadata(torch.Size(place), data.size()))
+            known.chunks.append(ChunkStorageMetadata(torch.Size(offset), data.size()))
         return Metadata(metadata)
 
     def set_up_storage_reader(
@@ -125,34 +128,19 @@ class MemoryReader(StorageReader):
         """As it is."""
         return plan
 
-    def prepare_global_plan(self, every: list[plans.LoadPlan]) -> list[plans.LoadPlan]:
-        """As it is."""
-        return every
-
     def read_data(self, plan: plans.LoadPlan, planner: plans.LoadPlanner) -> Future[None]:
         """Copies into the state."""
         for item in plan.items:
-            data = self._part(item.storage_index)
-            if item.type in _BYTES:
+            index = item.storage_index
+            data = self._parts[index.fqn, tuple(index.offset or ())]
+            if not isinstance(data, torch.Tensor):
                 planner.load_bytes(item, io.BytesIO(data))
                 continue
-            for dim, (begin, length) in enumerate(
-                zip(item.storage_offsets, item.lengths, strict=True)
-            ):
+            places = zip(item.storage_offsets, item.lengths, strict=True)
+            for dim, (begin, length) in enumerate(places):
                 data = data.narrow(dim, begin, length)
             target = planner.resolve_tensor(item)
             target.detach().copy_(data)
             planner.commit_tensor(item, target)
         self._parts = {}
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _part(self, index: MetadataIndex) -> Any:
-        offset = tuple(index.offset or ())
-        return self._parts.get((index.fqn, offset), self._parts.get((index.fqn, ())))
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No path leads here."""
-        return False
+        return _done(None)

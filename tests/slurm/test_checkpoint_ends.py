@@ -58,6 +58,8 @@ def cgroup_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
         yield cluster
     assert cluster.scan() == []
     shutil.rmtree(root)
+    for path in sorted(FREEZER.glob("slurm_n*/**/"), reverse=True):  # slurmd leaves them
+        path.rmdir()
 
 
 @pytest.fixture(params=["linuxproc", "cgroup"])
