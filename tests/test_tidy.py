@@ -43,7 +43,7 @@ LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
 LAYERS["checkpoint"] = LAYERS["control"] | {"control", "monitor", "records"}  # keepers speak TLS as agents do
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health", "monitor"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
-LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
+LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"checkpoint", "fault_tolerance", "monitor", "system"}
 LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution", "checkpoint"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
 # Readers of the log tree: nothing that a job waits for, and nothing of what a job is made of.

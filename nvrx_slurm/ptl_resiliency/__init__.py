@@ -17,13 +17,20 @@ if TYPE_CHECKING:
     from nvrx_slurm.ptl_resiliency.fault_tolerance_sections_callback import (
         FaultToleranceSectionsCallback,
     )
+    from nvrx_slurm.ptl_resiliency.memory_checkpoint import MemoryCheckpoint
     from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
 
-__all__ = ["FaultToleranceCallback", "FaultToleranceSectionsCallback", "SimulatedFaultParams"]
+__all__ = [
+    "FaultToleranceCallback",
+    "FaultToleranceSectionsCallback",
+    "MemoryCheckpoint",
+    "SimulatedFaultParams",
+]
 
 _MODULES = {
     "FaultToleranceCallback": "fault_tolerance_callback",
     "FaultToleranceSectionsCallback": "fault_tolerance_sections_callback",
+    "MemoryCheckpoint": "memory_checkpoint",
     "SimulatedFaultParams": "simulated_fault",
 }
 

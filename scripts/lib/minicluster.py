@@ -379,6 +379,8 @@ class MiniCluster:
             (self.root / "gres.conf").write_text(gres)
         if self.settings.slurm:  # since 23.11 slurmd looks for a cgroup plugin that the machine may not have
             (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        elif "cgroup" in self.settings.variants:
+            (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
 
     def _munged_command(self):
         """--force: munged refuses a socket that not all users can reach, and this one is private."""

@@ -5,12 +5,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from test_jobs import BOUND_S, FAULT_AT, STEPS, TRAINING, keepers, launch
+from test_jobs import FAULT_AT, STEPS, TRAINING, keepers, launch
 
 from nvrx_slurm.views.report import facts_of
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+BOUND_S = 240.0  # torch is imported, perhaps on a busy machine
 
 # What happens to memory before the fault, by the rank that will be killed.
 PREPARED = {

@@ -276,6 +276,44 @@ def test_a_simulated_fault_hits_the_rank(run, any_package):
     run(any_package, code, returncode=-9)
 
 
+def test_a_fit_goes_on_from_memory_as_if_nothing_had_happened(run, any_package):
+    """Also without a checkpoint on the disk. Steps, optimizers and schedulers are those of the fit that was killed."""
+    code = """
+    import torch
+    from functools import partial
+    from nvrx_slurm.checkpoint import link, rank
+    rank.start = partial(link.start, linger_s=0.5)
+    rank.launcher_pid = lambda environ: os.getpid()
+    class Model(BoringModel):
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 4), "interval": "step"}]
+        def training_step(self, batch, index):  # a function of the step: Lightning does not save where the data is
+            generator = torch.Generator().manual_seed(self.trainer.global_step)
+            return self.layer(torch.randn(4, 32, generator=generator)).square().mean()
+    def weights(*callbacks, fault=None, steps=20):
+        pl.seed_everything(1)
+        model = Model()
+        try:
+            fit(*callbacks, *([Raise(ValueError("a fault"), fault)] if fault else []), model=model, max_steps=steps)
+        except ValueError:
+            return None
+        return [one.tolist() for one in model.parameters()]
+    class Begins(Callback):
+        def on_train_start(self, trainer, *_):
+            begins.append(trainer.global_step)
+    begins = []
+    memory = ptl_resiliency.MemoryCheckpoint
+    said["undisturbed"] = weights(Begins())
+    said["first"] = weights(memory(3), Begins(), fault=11)
+    said["second"] = weights(memory(3), Begins())
+    said["begins"] = begins
+    """
+    said, _ = run(any_package, code)
+    assert said["begins"] == [0, 0, 9] and said["first"] is None
+    assert said["second"] == said["undisturbed"]
+
+
 def test_the_package_imports_no_lightning():
     code = (
         f"import sys; sys.path.insert(0, {ROOT!r}); import nvrx_slurm.ptl_resiliency as p\n"

@@ -50,7 +50,7 @@ BUCKETS: dict[str, tuple[Grade, str]] = {
     ),
     "reload": (
         Grade.COUNTED,
-        "how much longer the first step was than the others; sections that load, and warm-up",
+        "how much longer the first step was than the others; loads from memory, sections that load, and warm-up",
     ),
     "productive": (Grade.COUNTED, "the ranks train, and the work was not lost"),
     "recomputed": (
