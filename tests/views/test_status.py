@@ -142,7 +142,7 @@ def test_a_list_is_a_table_that_fits_80_columns(tmp_path):
     costs = {"detect_s": 3.0, "down_s": 1.0, "again_s": 2.0, "recomputed_s": None}
     result = {"code": 93, "reason": "r", "started": "2026-03-01T10:00:00Z", "restarts_used": 1, "restarts": [costs]}
     restarts = {"used": 1, "allowed": 10, "down_s": 2.5}
-    runs: dict[str, dict[str, Any]] = {
+    runs = {
         "1/r0": TRAINS, "2/r1": {"restarts": restarts, **TRAINS},
         "3/r0": {"checkpoint": None, "nodes": LOST}, "4/r0": {"job": None},
     }  # fmt: skip
