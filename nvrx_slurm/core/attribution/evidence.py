@@ -313,8 +313,17 @@ def _of_signature(
 ) -> Finding:
     head = line[:_LINE_CHARS]
     print_ = _fingerprint(fault, s.name, head)
-    kind = s.role, s.blame, s.confidence, s.remedy
-    return Finding(s.name, *kind, print_, head, rests_on=rests_on, node=node)
+    return Finding(
+        s.name,
+        s.role,
+        s.blame,
+        s.confidence,
+        s.remedy,
+        print_,
+        head,
+        rests_on=rests_on,
+        node=node,
+    )
 
 
 def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:

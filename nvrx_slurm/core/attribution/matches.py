@@ -107,7 +107,8 @@ def _lines_with(lower: bytes, piece: _Piece) -> Iterator[tuple[int, bytes]]:
             break
         begin = lower.rfind(b"\n", 0, at) + 1
         end = lower.find(b"\n", at)
-        end = end if end >= 0 else len(lower)
+        if end < 0:
+            end = len(lower)
         begin = max(begin, at - _BEFORE_BYTES)
         last = min(end, at + _BEHIND_BYTES)
         if _holds(lower, at + len(piece.first), last, piece.more):
