@@ -31,6 +31,7 @@ PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healt
 _MARK = "nvrx_slurm hook: "
 _HOOK_SH_S = 60.0  # for hook.sh to answer
 _LONGEST_FILE = 65536
+_SHARE = Path(__file__).parents[1] / "share"
 _TOOLS = {"cli": "its command line tools", "pyslurm": "pyslurm"}
 _TITLES = {
     "job": "Can a job run on this node?",
@@ -148,7 +149,7 @@ def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
             [*_programs(slurm, ours, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
         )
         found = [*in_slurm_conf, *_files(directory)]
-    return {"job": [*job, _munge()], "hooks": found}
+    return {"job": [*job, _munge(), *_pages()], "hooks": found}
 
 
 def _strikes(log_dir: Path) -> Iterator[Line]:
@@ -213,6 +214,12 @@ def _munge() -> Line:
     except NvrxError as error:
         return Line("munge", FAIL, str(error), "start munged")
     return Line("munge", OK, "munged answers")
+
+
+def _pages() -> Iterator[Line]:
+    """Where what help texts name is; the bundle has none of it."""
+    if (_SHARE / "docs").is_dir():
+        yield Line("pages", OK, f"documentation, templates and alert rules are in {_SHARE}")
 
 
 def _programs(slurm: dict[str, str], found: dict[str, str], directory: str) -> Iterator[Line]:

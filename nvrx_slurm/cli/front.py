@@ -35,6 +35,7 @@ from nvrx_slurm.cli.here import (
 from nvrx_slurm.cli.job import BEGAN_ENV, JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
+from nvrx_slurm.core.chain import Outside
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
@@ -133,9 +134,17 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
         outside = complete_result(here.control, slurm, directory, code, began_s, console.say)
+        if outside is Outside.PREEMPTED and chain is None and here.control.requeues(slurm.job_id):
+            # it has left after the notice: Slurm, which requeues it after the GraceTime, would find it failed
+            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
         if outside is not None and not (chain is not None and chain.requeues):
             name = signal.Signals(code - 128).name
-            console.say(f"job {slurm.job_id} got {name}: {outside.value}")
+            way = (
+                ""
+                if chain or outside is not Outside.PREEMPTED
+                else "; --until-done would requeue it"
+            )
+            console.say(f"job {slurm.job_id} got {name}: {outside.value}{way}")
         if chain is not None:
             chain.after(code, directory, outside)
         return code

@@ -44,12 +44,15 @@ def expand(hostlist: str) -> list[str]:
 
 def different_counts(text: str) -> set[int]:
     """The numbers in ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> {2, 1}. Raises UsageError."""
-    return {count for count, _ in _counts(text)}
+    return {count for count, nodes in _counts(text)}
 
 
 def total_count(text: str) -> int:
     """Their sum over all nodes: "2(x3),1" -> 7. Raises UsageError."""
-    return sum(count * nodes for count, nodes in _counts(text))
+    total = 0
+    for count, nodes in _counts(text):
+        total += count * nodes
+    return total
 
 
 def _counts(text: str) -> list[tuple[int, int]]:

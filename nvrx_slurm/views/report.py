@@ -6,6 +6,7 @@ The facts are those of `nvrx why`, `status` and `goodput`: result.json, or the e
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -146,8 +147,7 @@ def facts_of(run: Path) -> ReportFacts:
     per_node = [_apart(node, nodes_lost) for node in known["account"]["nodes"]]
     away_s = sum(node["seconds"].get(timeline.LOST, 0.0) for node in per_node)
     if away_s:
-        numbers["node_seconds"][timeline.EXCLUDED] -= away_s
-        numbers["node_seconds"][timeline.LOST] = away_s
+        numbers["node_seconds"] = lost_apart(numbers["node_seconds"], away_s)
     last = status.get("checkpoint") or {"iteration": -1}
     reached = {"cycle": max(found), "at_s": wall_s, "checkpoint": -1, **last}
     known_ends = {int(one["cycle"]) for one in known["restarts"]}
@@ -176,6 +176,13 @@ def _apart(node: Mapping[str, Any], lost: Collection[str]) -> Mapping[str, Any]:
     seconds = dict(node["seconds"])
     seconds[timeline.LOST] = seconds.pop(timeline.EXCLUDED)
     return {**node, "seconds": seconds}
+
+
+def lost_apart(seconds: Mapping[str, float], away_s: float) -> dict[str, float]:
+    """Node-seconds by bucket, of which `away_s` of excluded ones are those of lost nodes."""
+    found = {**seconds, timeline.LOST: away_s}
+    found[timeline.EXCLUDED] -= away_s
+    return {bucket: took_s for bucket, took_s in found.items() if took_s > 0.005}
 
 
 # --- what was planned -------------------------------------------------------------------------------------------------
@@ -341,7 +348,9 @@ def _sentence(run: Path, known: Mapping[str, Any], numbers: Mapping[str, Any]) -
             if known.get("first_cause")
             else ""
         )
-        return f"The job {how} after {lasted}: {known.get('summary') or 'no fault was seen'}.{why}"
+        # the tiles have the shares, of all nodes and of those that trained
+        told = re.sub(r", [\d.]+ % productive$", "", str(known.get("summary") or ""))
+        return f"The job {how} after {lasted}: {told or 'no fault was seen'}.{why}"
     seen = observe(run, time.time())
     runs = (
         "The job runs" if seen.code in (HEALTHY, NEEDS_A_PERSON) else "The job has left no result"

@@ -26,7 +26,7 @@ from typing import Any
 
 from heard import Heard
 
-TABLES = ("clients_nvrx", "clients_hf", "clients_torch", "clients_steps")
+TABLES = ("clients_nvrx", "clients_megatron", "clients_hf", "clients_torch", "clients_steps")
 PROGRAMS = Path(__file__).with_name("client_programs")
 NVRX_RUN, TORCHRUN = "nvrx_slurm.cli.run", "torch.distributed.run"
 _INSTALL_S = 900.0

@@ -27,14 +27,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
     ),
     "interactive": ("LaunchParameters=use_interactive_step",),
-    # a job of the partition main takes the nodes of jobs in the others, at once or after 10 s
+    # a job of the partition main takes the nodes of jobs in the others, at once or after a minute
     "preemption": (
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         *(
             f"PartitionName={mode}-{grace_s} Nodes=ALL PreemptMode={mode} GraceTime={grace_s} PriorityTier=1"
             for mode in ("requeue", "cancel")
-            for grace_s in (0, 10)
+            for grace_s in (0, 60)
         ),
         "PartitionName=DEFAULT GraceTime=0 PreemptMode=OFF PriorityTier=9",
     ),

@@ -53,6 +53,7 @@ class SlurmStage:
             "--max-restarts": _MAX_RESTARTS,
             "--ft-rank-section-timeouts": _SECTIONS,
             "--ft-rank-out-of-section-timeout": 60,
+            "--ft-checkpoint-dir": directory / "checkpoints",
             "--log-dir": directory / "logs",
             "--output": directory / "job-%j.out",
             "--sbatch-arg": f"--chdir={directory}",

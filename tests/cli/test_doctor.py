@@ -69,7 +69,8 @@ def test_a_good_installation_has_nothing_to_say(installed):
     installed.write()
     lines = installed.lines()
     assert [line for line in lines.values() if line.status != OK or line.advice] == []
-    assert {"slurm", "prolog", "epilog", "healthcheck", "python", "site-file"} <= set(lines)
+    assert {"slurm", "prolog", "epilog", "healthcheck", "python", "site-file", "pages"} <= set(lines)
+    assert Path(lines["pages"].text.split()[-1], "docs/reference/configuration.md").is_file()
 
 
 def _slurm(key, value):

@@ -35,7 +35,7 @@ def varied_cluster(request, needs_slurm):
     variants = ("affinity", "memory", "gpus", "backfill", "interactive", "preemption", "dots")
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cpus = min(2, len(os.sched_getaffinity(0)))
-    with MiniCluster(root, 4, cpus, 8, True, slurm=request.param, variants=variants) as cluster:
+    with MiniCluster(root, 4, cpus, die_with_owner=True, slurm=request.param, variants=variants) as cluster:
         yield cluster
     assert cluster.scan() == []
     shutil.rmtree(root)

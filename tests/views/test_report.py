@@ -25,7 +25,7 @@ from nvrx_slurm.declared import plain
 from nvrx_slurm.records import Counted, CycleCost
 from nvrx_slurm.views import svg
 from nvrx_slurm.views.coordinator_logs import cycles_in, logs_of
-from nvrx_slurm.views.report import facts_of
+from nvrx_slurm.views.report import facts_of, lost_apart
 
 pytestmark = pytest.mark.fast
 
@@ -250,13 +250,13 @@ def test_a_result_comes_before_the_logs_and_is_enough(tmp_path):
     last = {"cycle": 5, "at_s": 5900.0, "rank": 40, "kind": "exit", "host": "n5", "rule": ""}
     result = {
         "code": 7, "first_cause": cause, "last_faults": [last], "faults": [last], "duration_s": 6000.0,
-        "summary": "5 restarts", "ended": "2026-11-25T14:18:58+00:00",
+        "summary": "5 restarts, 84.1 % productive", "ended": "2026-11-25T14:18:58+00:00",
         "restarts": [plain(one) for one in past.restarts[:-1]],
         "account": to_json(counted(6, 8).account),
     }  # fmt: skip
     (run / "result.json").write_text(json.dumps(result))
     both = facts_of(run)
-    assert "code 7" in both.sentence and "the end" in both.sentence
+    assert "code 7" in both.sentence and "the end" in both.sentence and "productive" not in both.sentence
     assert [(one.ends, one.host) for one in both.incidents][-2:] == [(False, "n4"), (True, "n5")]
     assert both.incidents[0].waits == (("0, 2", "a.py:1 in f"), ("1", "no stack, process state T"))
     log.unlink()
@@ -341,6 +341,8 @@ def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_las
     assert (roles["n1"], roles["n2"], roles["n3"]) == ("lost", "excluded", "active")
     assert (facts.paces[-1].first, facts.paces[-1].steps, facts.paces[-1].end_s) == (400, 300, facts.wall_s)
     assert facts.command == "train.py --api-key [secret]"
+    assert lost_apart({"excluded": 9.0}, 2.0) == {"excluded": 7.0, "lost": 2.0}
+    assert lost_apart({"excluded": 9.0}, 8.999) == {"lost": 8.999}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ class Slurm:
         """Whether Slurm takes the nodes of this life of the job away. pyslurm does not know it."""
         return Slurm.job(self, job_id).preempted
 
+    def requeues(self, partition: str) -> bool:
+        """Whether jobs of this partition that are preempted wait again; a QOS may have another mode."""
+        return text.requeues(self._scontrol("show", "partition", partition, "-o"))
+
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""
         try:

@@ -105,6 +105,11 @@ def steps(text: str) -> list[StepFacts]:
     return [StepFacts(step_id, name) for step_id, bar, name in lines if bar]
 
 
+def requeues(text: str) -> bool:
+    """Of `scontrol show partition NAME -o`, where the mode of the cluster is that of its partitions."""
+    return "REQUEUE" in _field(text, "PreemptMode").split(",")
+
+
 def nodes(text: str) -> dict[str, NodeFacts]:
     """The nodes in `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
