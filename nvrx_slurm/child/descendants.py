@@ -52,10 +52,10 @@ def cleans(pid: int) -> bool:
 def signals(pid: int, *kinds: bytes) -> int:
     """A bit for each signal that the process blocks ("SigBlk"), ignores ("SigIgn") or handles, also in a C library
     ("SigCgt"), as proc(5) has it; 0 where it is gone."""
-    lines = (line.split(b":") for line in read(pid, "status").splitlines())
     found = 0
-    for kind, *mask in lines:
-        found |= int(mask[0], 16) if kind in kinds else 0
+    for line in read(pid, "status").splitlines():
+        kind, _, mask = line.partition(b":")
+        found |= int(mask, 16) if kind in kinds else 0
     return found
 
 

@@ -37,8 +37,7 @@ def moved(pids: Collection[int]) -> int:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(_TIMEOUT_S)
-            families = (socket.AF_INET, socket.AF_INET6)
-            return sum(_dump(kernel, family, inodes) for family in families)
+            return _dump(kernel, socket.AF_INET, inodes) + _dump(kernel, socket.AF_INET6, inodes)
     except (OSError, struct.error):
         return 0
 

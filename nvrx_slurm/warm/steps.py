@@ -19,6 +19,7 @@ PAGE = "NVRX_PAGE"
 _MODULE = "torch.optim.optimizer"
 _WORDS = 6
 _READ_WRITE, _SHARED = 3, 1  # of mmap(2)
+_nothing = type(None)  # called, it is None
 _HIGH_FD, _DUPFD_CLOEXEC = 1000, 1030  # see fcntl(2)
 _ENV_START = 47  # in /proc/self/stat, after the name
 _STEP, _STEPS, _FIRST, _LONGEST, _SINCE = 0, 1, 2, 4, 5
@@ -74,20 +75,22 @@ def counter(words, pid):
         if last_ns and now_ns - last_ns > longest_ns:
             longest_ns = words[_LONGEST] = now_ns - last_ns
         last_ns = now_ns
-        if first() is not optimizer:
-            if first() is not None:
-                return
-            first, head, code = ref(optimizer), _nothing, _code_of(type(optimizer).step)
-        # a class of the user, whose step calls that of its base: the outer one counts
-        if frame_of(2).f_code is code:
-            return
         try:
+            if first() is not optimizer:
+                if first() is not None:
+                    return
+                first, head, code = ref(optimizer), _nothing, None
+                # torch has put its hooks around it
+                code = sys.modules["inspect"].unwrap(type(optimizer).step).__code__
+            # a class of the user, whose step calls that of its base: the outer one counts
+            if frame_of(2).f_code is code:
+                return
             params = optimizer.param_groups[0]["params"]
             if head() is not (params[0] if params else None):
                 if head() is not None:
                     return
                 head = ref(params[0])
-        except Exception:  # a class of the user has groups of its own
+        except Exception:  # a class of the user is not as those of torch: all of its steps count
             head = _nothing
         steps += 1
         words[_STEPS] = steps
@@ -99,17 +102,6 @@ def counter(words, pid):
     return after_step
 
 
-def _code_of(step):
-    """The code of the function that the class has defined, without what torch has wrapped around it."""
-    while hasattr(step, "__wrapped__"):
-        step = step.__wrapped__
-    return getattr(step, "__code__", None)
-
-
-def _nothing():
-    return None
-
-
 def _open(agent, number, inode, flags):
     """What this process has open under this number."""
     fd = os.open(f"/proc/{agent}/fd/{number}", flags | os.O_CLOEXEC)
@@ -119,29 +111,26 @@ def _open(agent, number, inode, flags):
     return fd
 
 
-def _libc():
-    ctypes = sys.modules["ctypes"]  # torch has imported it
-    return ctypes, ctypes.CDLL(None, use_errno=True)
-
-
 def _words(fd, size, word):
     """The words, without an open descriptor: scripts close those that they do not know, or count them."""
-    ctypes, libc = _libc()
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
-    start = libc.mmap(None, size, _READ_WRITE, _SHARED, fd, 0)
+    ctypes = sys.modules["ctypes"]  # torch has imported it
+    mmap = ctypes.CDLL(None).mmap
+    mmap.restype = ctypes.c_void_p
+    mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+    start = mmap(None, size, _READ_WRITE, _SHARED, fd, 0)
     os.close(fd)
     if start == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap")
+        raise OSError("mmap")
     return memoryview((ctypes.c_int64 * _WORDS).from_address(start + 8 * word)).cast("B").cast("q")
 
 
 def _print_stacks(fd, signum):
-    """Print stacks on the signal, unless the script has a handler for it. A client of ours may do the same later.
+    """On the signal, unless the script has a handler for it. A client of ours may do the same later.
 
     The descriptor has a number that no other one gets: the script may close it, and what it opens then is its own.
     """
-    high = _libc()[1].fcntl(fd, _DUPFD_CLOEXEC, min(_HIGH_FD, os.sysconf("SC_OPEN_MAX")) - 1)
+    libc = sys.modules["ctypes"].CDLL(None)
+    high = libc.fcntl(fd, _DUPFD_CLOEXEC, min(_HIGH_FD, os.sysconf("SC_OPEN_MAX")) - 1)
     os.close(fd)
     faulthandler = sys.modules["faulthandler"]  # PYTHONFAULTHANDLER has imported it
     if not _is_caught(signum):
@@ -171,7 +160,7 @@ def begin(hook_dir, path):
 
 
 def _forget(first, instead):
-    """Blank variables in /proc/PID/environ: those from `first` on are the last ones, and none is in use any more."""
+    """In /proc/PID/environ: the variables from `first` on are the last ones, and none is in use any more."""
     with open("/proc/self/stat", "rb") as file:
         start, end = map(int, file.read().rpartition(b")")[2].split()[_ENV_START : _ENV_START + 2])
     with open("/proc/self/mem", "r+b", buffering=0) as memory:

@@ -12,6 +12,7 @@ from nvrx_slurm.types import RankEvidence
 pytestmark = pytest.mark.fast
 
 WAITS = ("/x/site-packages/torch/distributed/c10d.py:9 in all_reduce", "/w/train.py:4 in step")
+BACKWARD = ("/x/site-packages/torch/autograd/graph.py:9 in _engine_run_backward", "/w/train.py:5 in step")
 OWN = ("/w/train.py:7 in load",)
 BETWEEN_S = 30.0
 
@@ -34,6 +35,8 @@ CASES = {
     "one sleeps": (others(seen(1, OWN)), others(seen(1, OWN)), True),
     "a thread of it works a little": (others(seen(1, OWN)), others(seen(1, OWN, "S", AT_WORK)), True),
     "all wait": (others(), others(), True),
+    "others wait in backward": ([seen(1, OWN), seen(7, BACKWARD)], [seen(1, OWN), seen(7, BACKWARD)], True),
+    "one sleeps below backward": ([seen(7, (*OWN, *BACKWARD))] * 2, [seen(7, (*OWN, *BACKWARD))] * 2, False),
     "one is stopped": (others(seen(1, (), "T")), others(seen(1, (), "T")), True),
     "one is traced, all compute": ([seen(1, OWN), seen(2, (), "t")], [seen(1, OWN), seen(2, (), "t")], True),
     "one computes": (others(seen(1, OWN)), others(seen(1, OWN, "S", BUSY)), False),

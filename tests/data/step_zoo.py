@@ -1,4 +1,4 @@
-"""A script that imports nothing of ours, trains, and then pauses or hangs: `step_zoo.py KIND RANK`.
+"""A script that imports nothing of ours, trains, and then pauses or hangs: `step_zoo.py KIND RANK [ddp]`.
 
 A pause ends when the test has seen what the launcher says of it. A hang ends with its process.
 """
@@ -250,13 +250,15 @@ HANGS = {
 def main():
     kind, who = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo")
-    net = torch.nn.Linear(4, 1)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    if ddp := sys.argv[3:]:
+        net = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
 
     def train(steps):
         for _ in range(steps):
             net(torch.ones(2, 4)).sum().backward()
-            for one in net.parameters():
+            for one in () if ddp else net.parameters():
                 dist.all_reduce(one.grad)
             optimizer.step()
 

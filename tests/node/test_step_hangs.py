@@ -54,6 +54,17 @@ def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig, kind):
         assert (restart["rank"], found["culprits"]) == (CULPRIT, [CULPRIT])
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("who", [0, 1])
+def test_ranks_that_wait_in_ddp_wait(rig, who):
+    """For the gradients, in C++ below backward(); for the buffers, those of rank 0, in forward()."""
+    rig.before = OFTEN
+    one = rig.run(str(ZOO), *FLAGS, "--ft-crash-loop-backoff=0", args=("sleeps", str(who), "ddp"))
+    assert one.wait(BOUND_S) == 0
+    (restart,) = rig.result["restarts"]
+    assert restart["rank"] == who and "2 ranks wait for it" in restart["cause"], restart
+
+
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("kind", tiered(PAUSES))
 def test_a_rank_that_may_go_on_is_told_and_left_alone(rig, kind, who):
@@ -61,6 +72,7 @@ def test_a_rank_that_may_go_on_is_told_and_left_alone(rig, kind, who):
     one = rig.run(str(ZOO), *FLAGS, args=(kind, str(who)))
     said = one.line("made no step for (.*) but nothing proves a hang: (.*)$", BOUND_S)
     (rig.dir / "told").touch()
+    assert re.search(r"rank \d waits at .*step_zoo.py:\d+ in train, as 1 more", said[2]), said[2]
     # A rank that is blocked in the kernel at that moment prints no stack.
     assert re.search(f"rank {who} {PAUSES[kind]} at (.*step_zoo.py|an unknown place)", said[2]), said[2]
     assert one.wait(BOUND_S) == 0 and not rig.result["restarts"]

@@ -33,6 +33,10 @@ _WAITS = re.compile(
     r"/torch/distributed/|/torch/futures/|/torch/_?cuda/.* in (synchronize|wait)|/horovod/|/mpi4py/"
     r"| in (barrier|all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|monitored_barrier|synchronize)$"
 )
+# The same as the innermost frame: DDP waits in C++. Above it, it may be code of the user.
+_DDP_WAITS = re.compile(
+    r"/torch/autograd/graph\.py:\d+ in _engine_run_backward$|/torch/nn/parallel/distributed\.py:"
+)
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _STATES = {
     "T": "it is stopped (SIGSTOP, or a debugger)",
@@ -94,6 +98,8 @@ def doing(rank: RankEvidence) -> Doing:
     in_collective = any(_WAITS.search(frame) for frame in rank.frames) or any(
         c.open for c in rank.collectives
     )
+    if rank.frames and not rank.moves:
+        in_collective = in_collective or _DDP_WAITS.search(rank.frames[0]) is not None
     # A rank that waits in a collective may be seen in D for a moment: a page is read in, or a driver works.
     if rank.state in _STATES and not (rank.state == "D" and rank.frames and in_collective):
         return Doing.ABSENT

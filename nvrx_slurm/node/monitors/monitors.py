@@ -183,9 +183,8 @@ class RankMonitor(SupervisedProcess):
         life = self._life
         if life is None:
             return ""
-        inodes = [os.fstat(fd).st_ino for fd in (life.page_fd, life.stacks_fd)]
-        found = (os.getpid(), life.page_fd, inodes[0], layout.PAGE_BYTES, layout.STEP, life.stacks_fd, inodes[1])
-        return " ".join(map(str, (*found, kill.INSPECT_SIGNAL)))
+        page, stacks = (f"{fd} {os.fstat(fd).st_ino}" for fd in (life.page_fd, life.stacks_fd))
+        return f"{os.getpid()} {page} {layout.PAGE_BYTES} {layout.STEP} {stacks} {kill.INSPECT_SIGNAL}"
 
     def watch(self, *, pid: int, pidfd: int, cycle: int, rank: int, rules: WatchRules) -> None:
         """Watch the worker just spawned with worker_env().
