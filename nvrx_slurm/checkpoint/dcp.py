@@ -74,7 +74,7 @@ class MemoryWriter(_Plain, StorageWriter):
         """Blocks for one copy. Raises CheckpointError for what can never be kept."""
         items = []
         for item in self._plan.items:
-            data = planner.resolve_data(item)
+            data: Any = planner.resolve_data(item)
             size: list[int] = []
             offset = list(item.index.offset or ())
             if isinstance(data, torch.Tensor):

@@ -39,6 +39,7 @@ _RETRY_S = 60.0
 _MAPPED = GENERATIONS + 1  # one more, where copies take longer than a save
 _TOLD = 2 * GENERATIONS  # saves of a rank: with those that are being fetched
 _MESSAGE_CHARS = 300
+_MOST_LOADS = 16  # of a process that count
 
 A = TypeVar("A")
 
@@ -53,6 +54,7 @@ class _Keeper:
         self.retry_at = 0.0  # no save asks a keeper that does not answer before
         self._mapped: dict[int, tree.Mapped] = {}  # by inode, in the order of use
         self._monitor: Monitor | None = None
+        self.loads = 0  # what is done again in this process after a load is another save, too
 
     def monitor(self) -> Monitor:
         """The rank monitor, once there is something to tell it."""
@@ -64,7 +66,8 @@ class _Keeper:
         launcher = launcher_pid(os.environ)
         followed = launcher if launcher > 1 else self.pid  # init does not end with the job
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        joins = m.Join(*_place(), local_world, followed, _cycle())
+        cycle = _MOST_LOADS * _cycle() + min(self.loads, _MOST_LOADS - 1)
+        joins = m.Join(*_place(), local_world, followed, cycle)
         if self._link is not None and self._link.joins == joins:
             return self._link
         self.drop()
@@ -193,6 +196,7 @@ def load(state: Any = None) -> tuple[Any, int] | None:
                 assert fill is not None
                 found = fill(), save[1]
                 break
+        _of_this_process().loads += 1
         _tell(-1 if found is None else found[1], loading.source(parts), began_s, "; ".join(said))
     return found
 

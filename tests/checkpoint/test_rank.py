@@ -284,6 +284,16 @@ def test_only_older_ones_after_a_poisoned_one(job, monkeypatch):
     assert checkpoint.load() == ({"i": 1}, 1)
 
 
+def test_what_is_done_again_after_a_load_is_another_save(job):
+    """As after a restart in the process: an old copy on another node is no part of the newer state."""
+    for weight in (1.0, 2.0):
+        assert checkpoint.load() is None or weight == 2.0
+        assert checkpoint.save({"w": weight}, 5)
+    held, _ = rank._held()
+    assert len(held) == 1 and held[0] > (1, 5)
+    assert checkpoint.load() == ({"w": 2.0}, 5)
+
+
 KILLED_IN_A_SAVE = """
 import os, signal, sys
 import torch

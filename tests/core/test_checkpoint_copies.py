@@ -67,13 +67,12 @@ def test_a_node_that_has_nothing_fetches_all():
     assert found.saves == [*saves]
     assert wanted(found, "n0") == []
     assert wanted(found, "n1") == [(rank, *save, "0") for save in saves for rank in (2, 3)]
-    assert "iteration 20" in found.sentence() and "ranks 2, 3" in found.sentence()
+    assert "iteration 20" in found.sentence()
 
 
 def test_what_is_here_may_be_damaged_and_has_another_source():
     found = Resumption(NODES, held(n0=kept((0, 1, 2, 3), (0, 20)), n1=kept((2, 3), (0, 20))))
     assert wanted(found, "n1") == [(2, 0, 20, "0"), (3, 0, 20, "0")]
-    assert "from another node" not in found.sentence()
 
 
 def test_the_newest_that_all_ranks_have():

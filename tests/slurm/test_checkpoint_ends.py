@@ -34,10 +34,10 @@ with mmap.mmap(fd, 0) as memory:
     memory[:10] = bytes(10)
 os.close(fd)
 one.ask(m.SaveDone((1 << 20) - 8, 8), m.Accepted)
-with open("keepers", "a") as file:
-    file.write(name + "\\n")
 first = os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
 mark(f"kept{len(held)}" if first else f"again{len(held)}")
+with open("keepers", "a") as file:
+    file.write(name + "\\n")
 if first:
     signal.pause()
 """
@@ -105,9 +105,17 @@ def test_after_a_requeue_nothing_is_left_of_the_life_before(tracked: Jobs) -> No
     nothing_is_kept(job)
 
 
+AGENTS_DIE = """
+    while len(open("keepers").read().split()) < 4:
+        select.select([], [], [], 0.05)
+    os.kill(launcher, signal.SIGKILL)
+    signal.pause()
+"""
+
+
 def test_after_its_agents_were_killed(tracked: Jobs) -> None:
     """Slurm kills what a task leaves, or the keeper has waited long enough for another launcher."""
-    job = tracked.submit(KEEPS.replace("signal.pause()", "os.kill(launcher, signal.SIGKILL); signal.pause()"), FLAGS)
+    job = tracked.submit("import select\n" + KEEPS.replace("    signal.pause()\n", AGENTS_DIE), FLAGS)
     job.wait_marks("kept0", 4)
     job.wait_end()
     names = set((job.directory / "keepers").read_text().split())

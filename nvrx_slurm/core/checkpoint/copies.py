@@ -108,16 +108,6 @@ class Resumption:
                     found.append(Wanted(rank, *save, there.address, there.port))
         return tuple(found)
 
-    def _moved(self) -> list[int]:
-        """Ranks whose newest save is not on their node."""
-        holders = self._found[self.saves[0]]
-        moved = []
-        for node_id, ranks in self._ranks.items():
-            for rank in ranks:
-                if node_id not in holders[rank]:
-                    moved.append(rank)
-        return moved
-
     def plans(self, spares: Sequence[Node]) -> dict[str, MemoryPlan]:
         """By node_id, for nodes that have a keeper. A single one has its copies on a spare."""
         able = [node for node in self._active if node.node_id in self._held]
@@ -139,11 +129,7 @@ class Resumption:
         if not self.saves:
             some = listed(self._missing)
             return f"no iteration is in memory for all ranks, {some} missing: the disk has to do"
-        what = f"iteration {self.iteration} is in memory for all ranks"
-        moved = self._moved()
-        if moved:
-            what += f"; {listed(moved)} from another node"
-        return what
+        return f"iteration {self.iteration} is in memory for all ranks"
 
 
 def listed(ranks: Sequence[int]) -> str:
