@@ -18,7 +18,8 @@ _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST_DUMP = 0x301
 _ESTABLISHED = 1 << 1
 _INFO = 2  # INET_DIAG_INFO, of what is asked for by bit and told by attribute
-_ERROR, _DONE = 2, 3
+_ERROR = 2
+_DONE = 3
 _HEADER = struct.Struct("=LHHLL")  # struct nlmsghdr
 _ASKED = struct.Struct("=BBBxL48x")  # struct inet_diag_req_v2
 _INODE_AT, _TOLD_BYTES = 68, 72  # struct inet_diag_msg

@@ -26,8 +26,10 @@ from nvrx_slurm.views.screen import clock, show, show_all
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
 _MAX_BYTES = 1 << 20
-_INCIDENTS_SHOWN, _RANKS_SHOWN = 5, 64
-_WARMTHS_SHOWN, _HOSTS_SHOWN = 3, 3
+_INCIDENTS_SHOWN = 5
+_RANKS_SHOWN = 64
+_WARMTHS_SHOWN = 3
+_HOSTS_SHOWN = 3
 _HANG = 12  # columns before what a line says
 COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
 

@@ -60,8 +60,10 @@ def counter(words, pid):
 
     Steps are those of the optimizer that made the first one, until it is gone; others only show that the rank lives.
     """
-    getpid, frame_of = os.getpid, sys._getframe
-    first, code = _nothing, None
+    getpid = os.getpid
+    frame_of = sys._getframe
+    first = _nothing
+    code = None
     steps = last_ns = longest_ns = 0
 
     def after_step(optimizer, args, kwargs):
