@@ -53,7 +53,8 @@ class FaultToleranceCallback(TrainerCallback):
         client = RankMonitorClient()
         client.init_workload_monitoring()
         self._client = client
-        self._resumed, self._saved = state.global_step > 0, False
+        self._resumed = state.global_step > 0
+        self._saved = False
         path = Path(args.output_dir, TIMEOUTS_FILENAME)
         if self.calculate_timeouts and path.exists():
             try:

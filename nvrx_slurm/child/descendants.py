@@ -64,7 +64,8 @@ def below(pid: int, pidfd: int, spare: Callable[[int], bool] = nobody) -> list[i
 
     Not of those that are to be spared, and of what is below these.
     """
-    todo, found = [(pid, pidfd)], list[int]()
+    todo = [(pid, pidfd)]
+    found = list[int]()
     while todo:
         parent, parent_fd = todo.pop()
         for child in children(parent):

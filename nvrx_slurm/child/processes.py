@@ -18,7 +18,8 @@ from nvrx_slurm.child.bounded_process import through_trampoline
 from nvrx_slurm.child.descendants import children, cleans, group, kill_tree, name, nobody
 from nvrx_slurm.system.files import write_all
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 # rounds of SIGKILL: who loses its parent becomes our child, and is killed in the next round
 _MAX_ROUNDS = 16
 _own: set[int] = set()  # pids of children that were started here and have not been reaped yet
@@ -105,7 +106,8 @@ class Held:
     """
 
     def __init__(self, child: Child, control: socket.socket) -> None:
-        self.child, self.control = child, control
+        self.child = child
+        self.control = control
 
     @property
     def waits(self) -> bool:

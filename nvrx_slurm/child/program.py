@@ -34,7 +34,8 @@ class Program:
     """A program on the running loop. `result`: its exit code. A subclass has `on_packet`."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._control, self._said = connection, ""
+        self._control = connection
+        self._said = ""
         self.loop = asyncio.get_running_loop()
         self.result: asyncio.Future[int] = self.loop.create_future()
         connection.setblocking(False)

@@ -29,7 +29,8 @@ class SupervisedProcess:
     One that dies young is replaced after 0, 0.1, 0.2, ... s: at once after a stray kill, rarely if it cannot run here.
     """
 
-    first_delay_s, longest_delay_s = 0.1, 30.0
+    first_delay_s = 0.1
+    longest_delay_s = 30.0
     young_s = 10.0  # one that lives longer is started again at once
 
     def __init__(self) -> None:
@@ -91,7 +92,8 @@ class SupervisedProcess:
 
     def _adopt(self, child: processes.Child, channel: socket.socket | None) -> None:
         """This is the process now."""
-        self._child, self._channel = child, channel
+        self._child = child
+        self._channel = channel
         self._none_left.clear()
         if channel is not None:
             self._loop.add_reader(channel, self.hear)
@@ -128,7 +130,8 @@ class SupervisedProcess:
         try:
             self.hear()
         finally:  # whatever a message brings about, the process is reaped
-            child, self._child = self._child, None
+            child = self._child
+            self._child = None
             assert child is not None
             self._loop.remove_reader(child.pidfd)
             code = child.reap()
@@ -190,9 +193,11 @@ class PacketProcess(SupervisedProcess):
         env: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self._name, self._module = name, module
+        self._name = name
+        self._module = module
         self._settings, self._state, self._say = settings, state, say
-        self._listener, self._env = listener, env
+        self._listener = listener
+        self._env = env
         self._code = -1  # with which it ended last
 
     def _start(self) -> tuple[processes.Child, socket.socket]:

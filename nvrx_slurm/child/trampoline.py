@@ -18,7 +18,8 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
-_FDS, _FD_BYTES = 3, 4
+_FDS = 3
+_FD_BYTES = 4
 
 
 def _wait_for_release(control_fd: int) -> "dict[bytes, bytes]":

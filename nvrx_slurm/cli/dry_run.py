@@ -52,7 +52,8 @@ def dry_run(here: Here, script: str, args: tuple[str, ...]) -> str:
 
 
 def _node_rows(here: Here, shape: Layout) -> list[str]:
-    nodes, nproc = shape.nodes, shape.nproc
+    nodes = shape.nodes
+    nproc = shape.nproc
     names = here.slurm.agents if here.slurm is not None else ()
     rows = []
     for index in range(min(nodes.max, _NODES_SHOWN)):
@@ -82,7 +83,8 @@ def _numa_rows(here: Here, shape: Layout) -> list[str]:
 
 
 def _first_env(here: Here, shape: Layout) -> dict[str, str]:
-    active, nproc = shape.nodes.min, shape.nproc
+    active = shape.nodes.min
+    nproc = shape.nproc
     node = Node("0", 0, "node 0", "", nproc)
     plan = Plan(
         1,

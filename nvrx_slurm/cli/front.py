@@ -53,7 +53,8 @@ _FLUSH_S = 2.0
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 REFRESH_S = 1.0
 _ASK_S = 15.0  # between two questions whether a step without srun still runs
-_NOT_YET, _RELEASED = -1, -2
+_NOT_YET = -1
+_RELEASED = -2
 # how long srun may take to end once the result is known; a lost node keeps it waiting
 _LINGER_S = 3.0
 
@@ -66,7 +67,8 @@ def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
     srun's host. A terminal's input goes to the only rank. Several agents per node share it as tasks do;
     --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
-    slurm, output = here.slurm, directory.path / NODE_LOG
+    slurm = here.slurm
+    output = directory.path / NODE_LOG
     nodes = slurm.nnodes if slurm is not None else node_range(here).max
     per_node = slurm.launchers if slurm is not None else 1
     shape = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
@@ -175,7 +177,8 @@ def _start_step(
             f"the job is heterogeneous: this run has the first of its {components} components, {slurm.nnodes} nodes;"
             " ask for one component to train on all"
         )
-    verbose, tasks = here.ft.log_level <= logging.DEBUG, slurm.nnodes * slurm.launchers
+    verbose = here.ft.log_level <= logging.DEBUG
+    tasks = slurm.nnodes * slurm.launchers
     console.say(
         line
         if verbose
@@ -241,7 +244,8 @@ class Step:
         self._log = run_dir.path / NODE_LOG.replace("%t", "0")
         self._followed = {self._log}
         self._name = step_name()
-        self._console, self._say = console, console.say
+        self._console = console
+        self._say = console.say
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write_fd)
         for signum in (*ENDING, *WARNING):

@@ -150,7 +150,8 @@ def node_range(here: Here) -> NodeRange:
 
 def workers_per_node(here: Here) -> int:
     """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
-    slurm, nproc = here.slurm, here.launch.nproc_per_node
+    slurm = here.slurm
+    nproc = here.launch.nproc_per_node
     if nproc is None:
         nproc = max(1, _gpus_of_slurm(slurm, here.env)) if slurm is not None else 1
     elif isinstance(nproc, str):

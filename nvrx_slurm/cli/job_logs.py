@@ -65,7 +65,8 @@ def check_writable(spec: LogSpec) -> None:
     ):
         if not path:
             continue
-        folder, why = os.path.dirname(path), ""
+        folder = os.path.dirname(path)
+        why = ""
         try:
             make(Path(folder), 0)
         except OSError as error:

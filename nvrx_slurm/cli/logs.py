@@ -122,7 +122,8 @@ def _launcher(run: Path, read: dict[str, int], began: list[float]) -> list[str]:
 
     `read`: bytes, by log; `began`: Unix seconds of the first line ever, once that is known.
     """
-    said, most = list[tuple[float, str]](), None if read else _SAID_BEFORE
+    said = list[tuple[float, str]]()
+    most = None if read else _SAID_BEFORE
     for name in coordinators_of(run):
         log = CoordinatorLog(run, name)
         said += [
@@ -150,7 +151,8 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
             f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}"
         )
     first = max(readers, default=0) if cycle == "last" else 0
-    read, began = dict[str, int](), list[float]()
+    read = dict[str, int]()
+    began = list[float]()
     while True:
         for line in _launcher(run, read, began) if follow else ():
             click.echo(line, err=True)

@@ -52,7 +52,8 @@ def _hang_note(spec: WorkerSpec) -> str:
 
 def _term_note(here: Here) -> str:
     """Slurm leaves workers less time to end than the user asked for."""
-    wanted_s, origin = here.launch.term_timeout, here.resolved.origins["term_timeout"]
+    wanted_s = here.launch.term_timeout
+    origin = here.resolved.origins["term_timeout"]
     left_s = term_timeout_s(here)
     if left_s >= wanted_s or origin.layer == "default":
         return ""
@@ -64,7 +65,8 @@ def _term_note(here: Here) -> str:
 
 def _tools_note(here: Here) -> str:
     """Slurm cannot be asked from here, as in most images."""
-    slurm, env = here.slurm, here.env
+    slurm = here.slurm
+    env = here.env
     if (
         slurm is None
         or shutil.which("scontrol", path=env.get("PATH")) is not None

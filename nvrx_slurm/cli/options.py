@@ -90,7 +90,8 @@ class SettingsCommand(click.Command):
         }
         params.append(click.Option(["--help-all"], **every))
         super().__init__(name, context, params=params, help=help)
-        self.settings, self._run = settings, run
+        self.settings = settings
+        self._run = run
         click.version_option(__version__, message="nvrx_slurm %(version)s")(self)
 
     def invoke(self, ctx: click.Context) -> int:

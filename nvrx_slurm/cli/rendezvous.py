@@ -26,7 +26,8 @@ def meeting(here: Here, nodes: NodeRange) -> Meeting | None:
 
     Asks Slurm at most for one node's address. Raises UsageError where several nodes have no common endpoint.
     """
-    endpoint, slurm = here.launch.endpoint, here.slurm
+    endpoint = here.launch.endpoint
+    slurm = here.slurm
     # HOST:0 is torchrun's way to say: one node
     if nodes.max == 1 and (endpoint is None or endpoint[1] == 0):
         return None
@@ -62,7 +63,8 @@ def _in_slurm(here: Here, slurm: SlurmContext) -> Meeting:
 def _at_endpoints(here: Here, endpoints: tuple[tuple[str, int], ...]) -> Meeting:
     """At --rdzv-endpoint. Without a token, MUNGE or the name of the job lets nodes in."""
     munge_socket = conf.munge_socket(here.env) if here.slurm is not None else None
-    token, rdzv_id = here.env.get(TOKEN_ENV, ""), here.launch.rdzv_id
+    token = here.env.get(TOKEN_ENV, "")
+    rdzv_id = here.launch.rdzv_id
     if not token and not (here.slurm is not None and Munge.answers(munge_socket)):
         token = hashlib.sha256(f"nvrx/{rdzv_id}".encode()).hexdigest()
     return Meeting(
@@ -108,7 +110,8 @@ def node(here: Here, found: Meeting | None, nproc: int) -> Node:
     launch = here.launch
     slurm = here.slurm
     host = socket.gethostname()
-    rank, address = launch.node_rank, launch.local_addr or ""
+    rank = launch.node_rank
+    address = launch.local_addr or ""
     order: tuple[int, ...] = ()
     endpoint_host = "127.0.0.1" if found is None else found.endpoints[0][0]
     if slurm is not None:
@@ -120,7 +123,8 @@ def node(here: Here, found: Meeting | None, nproc: int) -> Node:
         elif not address and (found is None or rank == 0):
             address = endpoint_host
     elif found is None:
-        rank, address = rank or 0, address or endpoint_host
+        rank = rank or 0
+        address = address or endpoint_host
     else:
         rank = _group_rank(here.env) if rank is None else rank
         address = address or (

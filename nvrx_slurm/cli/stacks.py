@@ -23,7 +23,8 @@ from nvrx_slurm.views import complete
 from nvrx_slurm.views.log_tree import find_run
 
 _HOW = "a rank has one once it has imported torch or called init_workload_monitoring()"
-_ANSWER_S, _STEP_S = 10.0, 60.0
+_ANSWER_S = 10.0
+_STEP_S = 60.0
 _MOST_BYTES = 1 << 24
 _STEP = (
     "--overlap",

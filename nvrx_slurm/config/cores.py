@@ -15,7 +15,8 @@ _LOOK_AGAIN_S = 1.0, 30.0  # the least and the most
 
 def agent_settings(config: Config, term_timeout_s: float | None = None) -> AgentSettings:
     """The settings of the agent's core. `term_timeout_s`: what Slurm leaves between SIGTERM and SIGKILL; None = all."""
-    launch, ft = config.launch, config.ft
+    launch = config.launch
+    ft = config.ft
     return AgentSettings(
         stop_timeout_s=launch.workers_stop_timeout,
         idle_s=ft.stop_idle_timeout,
@@ -33,7 +34,8 @@ def coordinator_settings(
 ) -> CoordinatorSettings:
     """The settings of the coordinator's core, in a job with one node. `preflight_s`: the longest that a preflight
     takes."""
-    launch, ft = config.launch, config.ft
+    launch = config.launch
+    ft = config.ft
     return CoordinatorSettings(
         segment=ft.segment,
         max_restarts=launch.max_restarts,

@@ -15,7 +15,8 @@ from nvrx_slurm.errors import UsageError
 SECTION_KEY = "fault_tolerance"
 # Pure-Python YAML reads about 100 kB per second; a configuration is a few kB.
 MAX_YAML_BYTES = 256 * 1024
-_MOST_DEPTH, _MOST_DIGITS = 50, 64
+_MOST_DEPTH = 50
+_MOST_DIGITS = 64
 _TEXT = "tag:yaml.org,2002:str"
 
 

@@ -209,7 +209,8 @@ class LaunchConfig(Section):
 
         `slurm_nodes`: nodes of the allocation (>= 1), None outside Slurm. Raises UsageError for too many spares.
         """
-        spares, have = self.spares or 0, slurm_nodes or 1
+        spares = self.spares or 0
+        have = slurm_nodes or 1
         if self.nnodes is not None:
             return NodeRange(self.nnodes.min, max(self.nnodes.max, self.nnodes.min + spares))
         if spares >= have:

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 from nvrx_slurm.config.ft_logs import URL
 from nvrx_slurm.declared import Record
 
-_PREFIX, _METRICS = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_"
+_PREFIX = "OTEL_EXPORTER_OTLP_"
+_METRICS = "OTEL_EXPORTER_OTLP_METRICS_"
 _LONGEST_MS = 86_400_000
 # what HTTP takes in a header
 _KEY, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[ -~]*")

@@ -120,7 +120,8 @@ def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
 
 @cache
 def _settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
-    found, group = [], ""
+    found = []
+    group = ""
     for f in fields(cls):  # type: ignore[arg-type]
         more = dict(f.metadata)
         group = more.pop("begins", group)

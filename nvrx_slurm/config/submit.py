@@ -125,7 +125,8 @@ class SubmitConfig(Section):
 
     def check(self, launch: LaunchConfig, stop_s: float) -> None:
         """Raises UsageError for a contradiction. `stop_s`: how long before its limit the job stops its ranks."""
-        least, chained = launch.node_range(self.all_nodes(launch)).max, self.chain is not None
+        least = launch.node_range(self.all_nodes(launch)).max
+        chained = self.chain is not None
         if self.nodes is not None and self.nodes < least:
             raise UsageError(
                 f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares"

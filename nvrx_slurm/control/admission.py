@@ -186,7 +186,8 @@ class Listener:
 
     def open(self, address: str, ports: list[int]) -> None:
         """Listen on the first free one of `ports` at the IP `address`. Raises UsageError when none is free."""
-        family, both = socket.AF_INET6 if ":" in address else socket.AF_INET, address == "::"
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        both = address == "::"
         for port in ports:
             with contextlib.suppress(
                 OSError, ValueError

@@ -52,7 +52,8 @@ class ControlClient:
         self._post = post
         self._interval_s, self._timeout_s = (seconds * _EARLIER for seconds in keepalive)
         self._credentials = credentials
-        self._say, self._on_beat = say, on_beat
+        self._say = say
+        self._on_beat = on_beat
         self._stream: Stream | None = None
         self._open = self._closing = False
         self._ended: asyncio.Future[Exception]  # of the stream
@@ -157,7 +158,8 @@ class ControlClient:
         self._open = True
         assert self._stream is not None
         self._stream.send(FROM_AGENTS.encode(t.Hello(auth.VERSION)))
-        self._beat_s, self._answered = self._loop.time(), True
+        self._beat_s = self._loop.time()
+        self._answered = True
         self._answered_s = self._beat_s
         self._wake(self._beat_s + self._interval_s)
         self._post(ev.Connected())
@@ -199,7 +201,8 @@ class ControlClient:
             self.silent = True
             self._stream.abort(ConnectionError(f"the coordinator was silent for {since_s:.1f} s"))
         else:
-            self._beat_s, self._answered = now, False
+            self._beat_s = now
+            self._answered = False
             self._wake(now + self._timeout_s)
             self._stream.send(AGE.pack(now - self._answered_s))
 

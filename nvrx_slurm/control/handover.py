@@ -15,14 +15,16 @@ from nvrx_slurm.errors import AuthError, ProtocolError
 from nvrx_slurm.types import TokenReply, TokenRequest
 
 REQUESTS, REPLIES = Wire[TokenRequest](TokenRequest), Wire[TokenReply](TokenReply)
-_REQUEST, _TOKEN = b"nvrx-token-request\0", b"nvrx-token\0"
+_REQUEST = b"nvrx-token-request\0"
+_TOKEN = b"nvrx-token\0"
 
 
 class TokenServer:
     """The coordinator's end. MUNGE is asked for one request at a time."""
 
     def __init__(self, credentials: Credentials, job: str) -> None:
-        self._credentials, self._job = credentials, job
+        self._credentials = credentials
+        self._job = job
         self.token = ""  # not known yet
         self._one_by_one = asyncio.Lock()
 
@@ -75,7 +77,8 @@ async def ask(connection: socket.socket, credentials: Credentials | None, job: s
 
 async def _receive(connection: socket.socket) -> bytes:
     """A frame of at most 16 KiB. Raises ProtocolError, OSError."""
-    loop, data = asyncio.get_running_loop(), b""
+    loop = asyncio.get_running_loop()
+    data = b""
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         more = await loop.sock_recv(connection, 4096)
         data += more

@@ -74,7 +74,8 @@ class ControlServer:
 
     def listen_to(self, post: Callable[[Any], None], where: Callable[[], t.Elsewhere]) -> None:
         """Post events to `post` from now on. `where()` answers agents that ask for the coordinator."""
-        self._post, self._where = post, where
+        self._post = post
+        self._where = where
 
     def heard_at(self, node_id: str) -> float:
         """When this member was here, at least (monotonic seconds): what is received may have been under way."""

@@ -153,7 +153,8 @@ class Stream:
                 return  # asking once more would cost as much as a beat
 
     def _split(self) -> None:
-        frames, at = self._frames, 0
+        frames = self._frames
+        at = 0
         while len(frames) - at >= _LENGTH.size and not (self._ended or self._finishing):
             (size,) = _LENGTH.unpack_from(frames, at)
             if size > MAX_MESSAGE_BYTES:

@@ -185,7 +185,8 @@ def _check_step(core: Machine, step: dict[str, Any]) -> None:
         raise ProtocolError(
             f"the log says state {step.get('state')!r:.80}, the core is in {core.state.name}"
         )
-    logged, mine = step.get("commands", []), again["commands"]
+    logged = step.get("commands", [])
+    mine = again["commands"]
     for place, (a, b) in enumerate(zip_longest(logged, mine), 1):
         if a != b:
             raise ProtocolError(f"command {place} was {to_json(a)}, but now it is {to_json(b)}")

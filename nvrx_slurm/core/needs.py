@@ -27,7 +27,8 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
         int(found["restarts"]["used"]),
         int(found["restarts"]["allowed"]),
     )
-    gone, waits = nodes["missing"] + nodes["excluded"], found["waits"] or {}
+    gone = nodes["missing"] + nodes["excluded"]
+    waits = found["waits"] or {}
     had_spares = nodes["expected"] > nodes["needed"]
     late_s = found["written"] - (waits.get("until") or found["written"])
     notes = (found.get("checkpoint") or {}).get("notes", ())

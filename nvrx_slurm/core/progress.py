@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SILENT = 3  # intervals without news
 _STILL_S, _STILL_STEPS = 60.0, 10  # no step for longer than both is told
-_MOST_OPEN, _NAME_CHARS = 256, 32
+_MOST_OPEN = 256
+_NAME_CHARS = 32
 # what a file raises that is damaged, or was not written by a program of ours
 DAMAGE = (
     LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, RecursionError, ProtocolError,
@@ -49,7 +50,8 @@ def progress(told: Sequence[Pace]) -> Found | None:
 def checkpoint(before: Found | None, iteration: int, time: float) -> Found:
     """A checkpoint; `every_s`, `iteration_s`: from the one before it to this one, and for each iteration between."""
     known = before or {"iteration": iteration, "time": time, "every_s": None, "iteration_s": None}
-    more, took_s = iteration - known["iteration"], time - known["time"]
+    more = iteration - known["iteration"]
+    took_s = time - known["time"]
     found = {**known, "iteration": iteration, "time": time}
     return (
         found | {"every_s": took_s, "iteration_s": took_s / more}

@@ -17,7 +17,8 @@ from nvrx_slurm.types import FaultKind
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _NODES = ("active", "spare", "missing", "excluded")
-_MOST_SAMPLES, _LABEL_CHARS = 200, 256
+_MOST_SAMPLES = 200
+_LABEL_CHARS = 256
 
 
 # Name -> help, and where its value is in the content of status.json; "" = it is calculated, or has labels. The unit is
@@ -166,7 +167,8 @@ def _at(path: str, found: Mapping[str, Any]) -> Any:
 
 def _labelled(found: Mapping[str, Any]) -> Iterator[_Row]:
     """Several values each."""
-    job, account = found["job"], found["account"] or {"node_seconds": {}}
+    job = found["job"]
+    account = found["account"] or {"node_seconds": {}}
     yield (
         "nvrx_job_info",
         1,
@@ -234,7 +236,8 @@ def otlp(found: Mapping[str, Any], resource: Mapping[str, str], version: str) ->
         )
     metrics = []
     for name, found_points in points.items():
-        kind, text = kind_of(name), METRICS[name][0]
+        kind = kind_of(name)
+        text = METRICS[name][0]
         data: dict[str, Any] = {"dataPoints": found_points}
         if kind == "counter":
             data |= {"aggregationTemporality": 2, "isMonotonic": True}  # 2: cumulative

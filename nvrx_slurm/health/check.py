@@ -175,7 +175,8 @@ class NodeView:
         import threading  # in the child process of the check, after the fork
 
         todo = list(dict.fromkeys(items))
-        waiting, answers = iter(todo), dict[str, T | Exception]()
+        waiting = iter(todo)
+        answers = dict[str, T | Exception]()
 
         def work() -> None:
             for item in waiting:

@@ -19,7 +19,8 @@ from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.checks.gpu import MEMORY
 from nvrx_slurm.system.files import write_all
 
-_STDIN, _STDOUT = 0, 1
+_STDIN = 0
+_STDOUT = 1
 _MAX_LINE_BYTES = 4096
 _NEVER = float("inf")
 _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
@@ -100,7 +101,8 @@ class CheckServer:
                 self._check.due_s = 0.0
             elif seconds := _MEMORY.fullmatch(line.strip()):
                 self._memory.questions = 1
-                self._memory.deadline_s, self._memory.due_s = float(seconds[1]), 0.0
+                self._memory.deadline_s = float(seconds[1])
+                self._memory.due_s = 0.0
         return bool(more)
 
     def _begin_what_is_due(self) -> float:

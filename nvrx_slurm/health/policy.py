@@ -150,7 +150,8 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
                 f"{path}: own: there is a check called {one.name} already; choose another name"
             )
         everything[one.name] = site_checks.check(one, path)._replace(**one.rule)
-    expected, ours = registry.defaults(everything.values()), 0
+    expected = registry.defaults(everything.values())
+    ours = 0
     # the first one: of all nodes
     for group in (Group("", node, site.expect, site.checks), *site.groups):
         where = f"{path}: groups.{group.name}." if group.name else f"{path}: "

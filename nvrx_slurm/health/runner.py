@@ -188,7 +188,8 @@ class Run:
 
     def result(self) -> Result:
         """The result, once it is done."""
-        left, within = len(self._killed), f"within {bounded_process.REAP_S:g} s"
+        left = len(self._killed)
+        within = f"within {bounded_process.REAP_S:g} s"
         notes = (
             [f"{left} check process(es) were killed and have not ended {within}"] if left else []
         )
@@ -228,7 +229,8 @@ class Run:
 
     def _inspect(self, child: _Child, ready: bool) -> None:
         """Take the findings that a child has sent; see whether it ended without, or the time of a check is up."""
-        output, why = child.process.stdout, ""
+        output = child.process.stdout
+        why = ""
         if ready:
             output.read()
         while child.checks and b"\n" in output.kept:
@@ -244,7 +246,8 @@ class Run:
             why = f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s"
         elif child.checks:
             if time.monotonic() >= child.wake_s:  # those behind a slow check go on without it
-                others, child.checks = child.checks[1:], child.checks[:1]
+                others = child.checks[1:]
+                child.checks = child.checks[:1]
                 self._start(others)
             return
         others = child.checks[1:]

@@ -85,7 +85,8 @@ def blame(error: BaseException, cause: BaseException | None) -> None:
 
 def free_frames(error: BaseException | None) -> None:
     """Free the local variables of the function's frames (tensors!), though a reference to the exception is kept."""
-    todo, seen = [error], set[int]()
+    todo = [error]
+    seen = set[int]()
     while todo:
         one = todo.pop()
         if one is not None and id(one) not in seen:

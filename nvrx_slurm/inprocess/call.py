@@ -31,7 +31,8 @@ class CallWrapper:
 
     def begin(self, state: State, stopper: Stopper) -> None:
         """Called by the wrapper at the start of an iteration."""
-        self._state, self._stopper = state, stopper
+        self._state = state
+        self._stopper = stopper
         # a restart may have cut off the code that clears them
         self._words[MANUAL] = self._words[UNPROTECTED] = 0
 

@@ -143,7 +143,8 @@ class Aggregator(program.Program):
     def _on_open(self, shipper: _Shipper, sources: list[wire.Opened]) -> None:
         """Tell where the sources go on, but not those of a file that cannot be opened."""
         self._flush()
-        found, broken = dict[int, int](), set[str]()
+        found = dict[int, int]()
+        broken = set[str]()
         for one in sources:
             if not one.file.startswith(f"{self._settings.owner}/") or ".." in Path(one.file).parts:
                 raise ProtocolError(f"it opens {one.file[:80]!r}, which is no file of this run")
@@ -214,7 +215,8 @@ class Aggregator(program.Program):
                 self._fail(path, error)
         if pending:
             for shipper in list(self._shippers.values()):
-                written, shipper.written = shipper.written, {}
+                written = shipper.written
+                shipper.written = {}
                 shipper.have(written)
 
     def _fail(self, path: str, error: Exception) -> None:
@@ -228,7 +230,8 @@ class Aggregator(program.Program):
         self._come_until_s = self.loop.time() + _AGAIN_S
         for shipper in list(self._shippers.values()):
             if any(source.path == path for source in shipper.sources.values()):
-                shipper.sources, shipper.written = {}, {}
+                shipper.sources = {}
+                shipper.written = {}
                 shipper.peer.abort(ConnectionError("its lines cannot be written now"))
 
 

@@ -60,7 +60,8 @@ class MergedFile:
 
     def __init__(self, path: str, term: int, owner: str) -> None:
         self.path = path
-        self._term, self._owner = term, owner
+        self._term = term
+        self._owner = owner
         with contextlib.ExitStack() as on_error:
             self._text = append_to(Path(path), 1, _OPEN)
             on_error.callback(os.close, self._text)
@@ -88,7 +89,8 @@ class MergedFile:
     def append(self, batches: Iterable[Batch]) -> None:
         """Append text, then the records about it."""
         self._check_lengths()
-        texts, records = [], []
+        texts = []
+        records = []
         for one in batches:
             records.append(self.index.append(one.file, len(one.text), one.to, one.at))
             texts.append(one.text)

@@ -55,7 +55,8 @@ class NvrxLogService:
         self, chunks: AsyncIterator[pb.LogChunk], context: Any
     ) -> pb.StreamResponse:
         """StreamLogs: one answer at the end of the stream."""
-        total, files = 0, dict[str, int]()
+        total = 0
+        files = dict[str, int]()
         self.clients += 1
         try:
             async for chunk in chunks:

@@ -35,7 +35,8 @@ class RankFile:
             file = self._file or self.open()
         except FileNotFoundError:
             return b"", True
-        text, at_end = b"", False
+        text = b""
+        at_end = False
         for size in (self._piece, LONGEST_LINE):
             data = os.pread(file.fileno(), size, self.at)
             at_end = len(data) < size

@@ -46,7 +46,8 @@ class MergedReader:
 
     def read(self, final: bool) -> Iterator[Piece]:
         """Read what has come since the last time. Raises OSError."""
-        folder, name = self._path.parent, self._path.name
+        folder = self._path.parent
+        name = self._path.name
         with (
             BufferedReader(opened(folder, index_file(name))) as records,
             opened(folder, name) as text,
@@ -82,7 +83,8 @@ class TreeReader:
 
     def read(self, final: bool) -> Iterator[Piece]:
         """Read what has come since the last time. Raises OSError."""
-        found, folder = {}, self._directory
+        found = {}
+        folder = self._directory
         run = os.path.realpath(folder.parent)
         for path in (
             folder / node / name for node in names_in(folder) for name in names_in(folder / node)

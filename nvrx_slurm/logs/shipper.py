@@ -58,7 +58,8 @@ class Shipper(program.Program):
 
     def __init__(self, settings: ShipperSettings, connection: socket.socket) -> None:
         super().__init__(connection)
-        self._settings, self._token = settings, settings.token
+        self._settings = settings
+        self._token = settings.token
         self._sources: dict[int, _GrowingFile] = {}
         self._opened = 0  # sources so far
         # sources that may have something to send, in the order of turns
@@ -94,7 +95,8 @@ class Shipper(program.Program):
             self.loop.call_later(float(packet["finish"]), self._give_up)
         for source in self._sources.values():
             if not source.ending and (self._finishing or source.opened.cycle == packet.get("over")):
-                source.ending, source.at_end = True, False
+                source.ending = True
+                source.at_end = False
         self._read_all()
         self._end_if_done()
 
@@ -135,7 +137,8 @@ class Shipper(program.Program):
             why = await self._talk()
             if self._stream is not None:
                 lost_s = self.loop.time()
-            self._stream, self._in_flight = None, 0
+            self._stream = None
+            self._in_flight = 0
             for source in self._sources.values():
                 source.known = False  # what was not acknowledged has to be sent again
             if self.loop.time() - lost_s >= self._settings.say_after_s:

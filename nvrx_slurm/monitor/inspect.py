@@ -48,7 +48,8 @@ class RankInspection:
         self._work = _work(pid)
         self._text = b""
         self._read()  # what an earlier inspection has left
-        self._text, self._printed = b"", 0
+        self._text = b""
+        self._printed = 0
         os.ftruncate(stacks, 0)
         try:
             channel.send(ASK, socket.MSG_DONTWAIT)

@@ -21,7 +21,8 @@ class Lease:
     """
 
     def __init__(self, fd: int = -1, listener: int = -1) -> None:
-        self.fd, self.listener = fd, listener
+        self.fd = fd
+        self.listener = listener
         if fd < 0:
             self.fd = os.memfd_create("nvrx-lease", os.MFD_CLOEXEC)
             os.ftruncate(self.fd, _BYTES)

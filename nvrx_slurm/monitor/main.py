@@ -64,7 +64,8 @@ class MonitorProgram:
     ) -> None:
         self._control = control
         self._lease = lease
-        self._directory, self._prefix = directory, prefix
+        self._directory = directory
+        self._prefix = prefix
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._running = True
@@ -101,7 +102,8 @@ class MonitorProgram:
 
     def _mind_lease(self) -> float | None:
         """Kill the rank once the lease of this node is over; returns when to ask again, as `_judge`."""
-        watched, lease = self._watched, self._lease
+        watched = self._watched
+        lease = self._lease
         if watched is None or lease is None:
             return None
         if not (watched.doomed or lease.over):
@@ -152,7 +154,8 @@ class MonitorProgram:
         self._stop_serving()
 
     def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:
-        watched, kind = self._watched, message["type"]
+        watched = self._watched
+        kind = message["type"]
         if watched is None or kind not in ("init", "page", "limits", "control"):
             raise wire.WireError(f"this monitor does not know the request {str(kind)[:40]!r}")
         if kind == "control":
@@ -208,12 +211,14 @@ class MonitorProgram:
         except BlockingIOError:
             return
         except ConnectionError:
-            line, fds = b"", []
+            line = b""
+            fds = []
         if not line:
             self._on_agent_gone()
             return
         message: dict[str, Any] = wire.decode(line)
-        kind, watched = message["type"], self._watched
+        kind = message["type"]
+        watched = self._watched
         if kind == "watch":
             self._watch(message, Descriptors(*fds))
         elif kind == "unwatch":

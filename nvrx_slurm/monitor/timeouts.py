@@ -101,13 +101,15 @@ class Timeouts:
         if self.path:
             self._apply(heartbeats, learn.with_learned(self.sections, sections))
         else:
-            self.heartbeats, self.sections = heartbeats, sections
+            self.heartbeats = heartbeats
+            self.sections = sections
 
     def _apply(self, heartbeats: learn.HeartbeatTimeouts, sections: learn.SectionTimeouts) -> None:
         """Have the monitor use these limits, then keep them."""
         if self.path and (told := learn.to_message(heartbeats, sections)):
             transport.request(self.path, "limits", **told)
-        self.heartbeats, self.sections = heartbeats, sections
+        self.heartbeats = heartbeats
+        self.sections = sections
 
 
 def _largest_s(times_ns: list[int]) -> list[float]:

@@ -49,7 +49,8 @@ class EventLog:
 
     def close(self) -> None:
         """Have the last lines written and the file closed; waits CLOSE_TIMEOUT_S at most. No step follows."""
-        writer, self._writer = self._writer, None
+        writer = self._writer
+        self._writer = None
         if writer is None and self._lines.qsize() > 1:
             self._end("no thread can be made")
         if writer is None:

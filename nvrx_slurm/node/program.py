@@ -136,11 +136,14 @@ class NodeProgram:
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         shell.on(t.Examine, self._examine)
-        path, checks = self._head_start.private_dir.path, self._head_start.checks
-        rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
+        path = self._head_start.private_dir.path
+        checks = self._head_start.checks
+        rank = job.node.infra_rank
+        state_dir = path / HEALTH_NAME
         lease = Lease(listener=self._server.listener.fileno()) if self._server is not None else None
         workers = Workers(job, self._console, shell.post, path, lease, self._tell)
-        post, refuse = shell.post, shell.finish_with
+        post = shell.post
+        refuse = shell.finish_with
         keeper = await self._start_keeper()
 
         async def cleaned(used: bool) -> None:
@@ -178,7 +181,8 @@ class NodeProgram:
 
     async def _start_keeper(self) -> KeeperRole | None:
         """The first role: it hears of workers before they start."""
-        contract, server = self._job.spec.contract, self._server
+        contract = self._job.spec.contract
+        server = self._server
         if not contract.checkpoint_memory and not contract.checkpoint_interface:
             return None
         from nvrx_slurm.node.workers.memory import KeeperRole
@@ -207,7 +211,8 @@ class NodeProgram:
         from nvrx_slurm.control import addresses  # TLS: only where there are several nodes
         from nvrx_slurm.control.server import ControlServer
 
-        job, say = self._job, self._console.say
+        job = self._job
+        say = self._console.say
         assert job.meeting is not None and job.electable is not None
         sentence = limits.files_for(job.electable.max_nodes)  # each agent may have to coordinate the job
         if job.coordinator is not None and sentence:
@@ -216,7 +221,8 @@ class NodeProgram:
         self._server = server = ControlServer(
             meeting.key, meeting.token, lambda event: None, say, meeting.keepalive, proof
         )
-        first, address = job.coordinator is not None, job.node.addr or addresses.ANY_ADDRESS
+        first = job.coordinator is not None
+        address = job.node.addr or addresses.ANY_ADDRESS
         ports, mine = meeting.ports_of(peer_key(job.node)), [port for _, port in meeting.mine]
         others = [*(ports if len(ports) > 1 else mine), 0]  # a single port is the first coordinator's
         try:
@@ -242,7 +248,8 @@ class NodeProgram:
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
-        job, self._code = self._job, end.code
+        job = self._job
+        self._code = end.code
         signalled = end.code > _SIGNALLED
         if self._logs is not None:
             self._logs.last_call(signalled)  # Slurm kills all this KillWait after its signal
@@ -280,7 +287,8 @@ class NodeProgram:
 
         chain = self._job.until_done
         again = chain is not None and decide([ChainLink(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
-        until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
+        until_s = asyncio.get_running_loop().time() + _BATCH_HOST_S
+        tries = 0
         while asyncio.get_running_loop().time() < until_s:
             with_scancel = tries >= _TRIES_BEFORE_SCANCEL
             end = partial(self._job.control.end_without_batch_host, job_id, code, with_scancel, again)
@@ -307,7 +315,8 @@ class NodeProgram:
             await role.close()
         if self._logs is not None:
             await self._logs.end(0.0)
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None:
             await server.close(LAST_MESSAGES_S)
 

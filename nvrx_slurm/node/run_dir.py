@@ -150,7 +150,8 @@ class Logs:
     """
 
     def __init__(self, directory: Path, ranks: range) -> None:
-        self._directory, self._ranks = directory, ranks
+        self._directory = directory
+        self._ranks = ranks
         self._files: dict[int, list[IO[bytes]]] = {}
         self.problem = ""
 
@@ -174,7 +175,8 @@ class Logs:
     def _open(self) -> tuple[dict[int, list[IO[bytes]]], str]:
         """Open the files, in the thread. Those of an abandoned thread are closed when it ends."""
         files: dict[int, list[IO[bytes]]] = {}
-        why, folder = "", -1
+        why = ""
+        folder = -1
         with ExitStack() as stack:
             with suppress(OSError):  # open_log tells why
                 folder = owned.folder(self._directory, _DEPTH - 1)

@@ -37,9 +37,12 @@ class Signals:
         coordinator: Callable[[], Shell | None],
         interrupt: Callable[[int], None],
     ) -> None:
-        self._reader, self._node_id = reader, job.node.node_id
-        self._in_step, self._warning_signum = job.agent.in_step, job.agent.warning_signum
-        self._coordinator, self._interrupt = coordinator, interrupt
+        self._reader = reader
+        self._node_id = job.node.node_id
+        self._in_step = job.agent.in_step
+        self._warning_signum = job.agent.warning_signum
+        self._coordinator = coordinator
+        self._interrupt = interrupt
         self._agent: Shell | None = None
         self._warnings = list[Received]()  # warnings that came before the agent's program ran
         self._has_interrupt = False
@@ -53,7 +56,8 @@ class Signals:
 
     def _read(self) -> None:
         for received in self._reader.read():
-            agent, again = self._agent, self._has_interrupt
+            agent = self._agent
+            again = self._has_interrupt
             self._has_interrupt = again or received.signum == signal.SIGINT
             if agent is None and received.signum in _PASSED_ON:
                 self._warnings.append(received)

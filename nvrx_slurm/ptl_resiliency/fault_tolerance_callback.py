@@ -92,7 +92,8 @@ class MonitoredFit(Callback):
         if self.calculate_timeouts:
             self._need_process_group()
             self.timeouts_file_path = self._state_dir(trainer) / self.TIMEOUTS_FILENAME
-        self.train_batches, self.loaded_checkpoint = 0, False
+        self.train_batches = 0
+        self.loaded_checkpoint = False
         client = RankMonitorClient()
         client.init_workload_monitoring()
         self.fault_tol_client = client

@@ -11,7 +11,8 @@ import os
 
 from nvrx_slurm.errors import AuthError
 
-_OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9
+_OPT_SOCKET = 8
+_OPT_UID_RESTRICTION = 9
 _MAX_CREDENTIAL = 16_384
 
 

@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 # A waiting caller executes Python this often, so that the in-process wrapper sees that its rank does not hang.
 _SIGN_OF_LIFE_S = 0.05
-_OVERRUN, _NO_THREAD = "{} did not return within {:g} s", "{}: no thread can be made"
+_OVERRUN = "{} did not return within {:g} s"
+_NO_THREAD = "{}: no thread can be made"
 
 
 class Overrun(Exception):

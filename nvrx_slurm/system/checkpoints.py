@@ -17,7 +17,8 @@ from nvrx_slurm.system.foreign import followed, last_bytes
 _MOST_EXAMINED, _MOST_FILES, _MOST_DEPTH = 8, 20_000, 3
 _COMPLETE = 3  # the newest, the one before it, and one more to compare that with
 _MOST_DIGITS = 18
-_SAMPLES, _BLOCK_BYTES = 64, 4096
+_SAMPLES = 64
+_BLOCK_BYTES = 4096
 
 
 def survey(root: str, pattern: str | None = None) -> list[core.Checkpoint]:

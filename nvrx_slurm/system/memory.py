@@ -20,7 +20,8 @@ def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
     Pages of files that the kernel drops when memory is short count as free. (0, ...) where nothing can be read.
     """
     found = _AVAILABLE.search(_text(root / "proc/meminfo"))
-    free, of = (int(found[1]) * 1024 if found else 0), "the machine"
+    free = int(found[1]) * 1024 if found else 0
+    of = "the machine"
     for kind, group in _GROUPS.findall(_text(root / "proc/self/cgroup")):
         top = root / "sys/fs/cgroup" / kind
         here = top / group.lstrip("/")

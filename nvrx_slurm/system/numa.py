@@ -17,7 +17,8 @@ from nvrx_slurm.system.hardware import Absent, HardwareError
 
 _TRY_TIMEOUT_S = 10.0
 ONLINE = Path("/sys/devices/system/node/online")
-BY_NUMBER, BY_GPU = "NVRX_GPUS_PER_NUMA", "--numa-bind auto"
+BY_NUMBER = "NVRX_GPUS_PER_NUMA"
+BY_GPU = "--numa-bind auto"
 
 
 def prefixes(

@@ -77,7 +77,8 @@ def _entered(here: int, path: Path) -> int:
 def _require(fd: int, path: Path, *owners: int) -> None:
     """Raises OSError, with a sentence, where another user than these and root may say what is there."""
     found = os.fstat(fd)
-    is_folder, why = stat.S_ISDIR(found.st_mode), ""
+    is_folder = stat.S_ISDIR(found.st_mode)
+    why = ""
     if owners and found.st_uid not in (0, *owners):
         why = f"{path} belongs to uid {found.st_uid}"
     elif is_folder and found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:

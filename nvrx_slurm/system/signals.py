@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_SFD_CLOEXEC, _SFD_NONBLOCK = 0x80000, 0x800
+_SFD_CLOEXEC = 0x80000
+_SFD_NONBLOCK = 0x800
 _INFO_BYTES = 128  # struct signalfd_siginfo
 _INFO = struct.Struct(f"I8xI{_INFO_BYTES - 16}x")  # ssi_signo and ssi_pid
 _SIGSET_BYTES = 128

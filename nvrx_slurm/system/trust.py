@@ -117,7 +117,8 @@ _OWN_NAMESPACE = len(_ROOTS) > 1 and _owns_namespace()
 
 
 def _walk(path: str, refused: type[Exception], known: set[str]) -> str:
-    place, links = "/", 0
+    place = "/"
+    links = 0
     _mode_of(place, path, refused)
     todo = _parts(os.path.join(os.getcwd(), path))
     while todo:

@@ -29,7 +29,8 @@ _WALL = re.compile(rb'"wall":(\d{1,12}(?:\.\d+)?)')
 _PLAN, _TO = (b'{"plan":', b"{"), (b',"to":', b"[")
 SAID = b'{"type":"Say","text":', b'"'
 _NODE = b'{"type":"Joined","message":{"type":"Register","node":', b"{"
-FAULT, HANG = (b"", b'{"type":"RankFault",'), (b"", b'{"type":"HangFound",')
+FAULT = (b"", b'{"type":"RankFault",')
+HANG = (b"", b'{"type":"HangFound",')
 _COUNTED = b"", b'{"type":"Counted",'
 
 

@@ -33,7 +33,8 @@ from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of
 from nvrx_slurm.views.screen import columns, period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
 
-_MOST_RUNS, _CHAIN_BYTES = 10_000, 1 << 20
+_MOST_RUNS = 10_000
+_CHAIN_BYTES = 1 << 20
 
 
 def _since(ctx: object, param: object, text: str | None) -> float | None:

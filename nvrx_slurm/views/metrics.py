@@ -36,7 +36,8 @@ _ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3
 _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
 _TREE_S = 30.0  # for the jobs of one of them, in one scan
 _ONCE_S = 60.0  # for `nvrx metrics`
-_CLIENT_S, _MOST_CLIENTS = 10.0, 8
+_CLIENT_S = 10.0
+_MOST_CLIENTS = 8
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HELP = "A log tree; may be a pattern in quotes, as '/home/*/nvrx_logs'; may be repeated (default: that of nvrx-run)."
 _places = click.option("--log-dir", "places", multiple=True, metavar="DIR", help=_HELP)
@@ -67,7 +68,8 @@ class Trees:
         unreadable = 0
         runs: dict[tuple[str, str], _Lines] = {}
         if now > self._forget_at:
-            self._over, self._forget_at = {}, now + _FORGET_S
+            self._over = {}
+            self._forget_at = now + _FORGET_S
         for job, mtime in self._jobs():
             shown = 0
             for latest, run in enumerate(reversed(runs_of(job))):
@@ -83,7 +85,8 @@ class Trees:
                 except FileNotFoundError:
                     shown += latest == 0 and now - mtime / 1e9 < _SILENT_S  # it has just begun
                 except DAMAGE:
-                    unreadable, shown = unreadable + 1, shown + 1
+                    unreadable = unreadable + 1
+                    shown = shown + 1
             if not shown:
                 self._over[str(job)] = mtime
         values = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}

@@ -55,7 +55,8 @@ class World:
                 for item, is_first in _new_items(get(), before):
                     yield (owner, number, id(item)), _Item(get, item, is_first)
         for place, had in zip(_TABLES, self._tables, strict=True):
-            table, row = _of({}, *place), _Finalizer if place[-1] in _OF_FINALIZERS else _TableRow
+            table = _of({}, *place)
+            row = _Finalizer if place[-1] in _OF_FINALIZERS else _TableRow
             for key in [key for key in table if key not in had] if len(table) != len(had) else ():
                 yield (*place, key), row(table, key)
         for name, before in self._hooks.items():
@@ -100,7 +101,8 @@ class Variable(_Effect):
     """An environment variable that was set, or unset (None)."""
 
     def __init__(self, name, value, written):
-        self._change, self._written = {name: value}, written
+        self._change = {name: value}
+        self._written = written
 
     def redo(self):
         change(self._change)

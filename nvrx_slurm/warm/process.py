@@ -28,7 +28,8 @@ class Title:
 
     def __init__(self):
         first, last = map(int, _stat()[48:50])  # where the kernel reads /proc/PID/cmdline
-        self._command, self._place = ctypes.string_at(first, last - first), first
+        self._command = ctypes.string_at(first, last - first)
+        self._place = first
         with open("/proc/self/comm", "rb") as comm:
             self._name = comm.read().rstrip(b"\n")
 
@@ -154,7 +155,8 @@ def show(text):
 
 def c_environ():
     """All variables as getenv(3) reads them."""
-    environ, found = ctypes.POINTER(ctypes.c_char_p).in_dll(_LIBC, "environ"), {}
+    environ = ctypes.POINTER(ctypes.c_char_p).in_dll(_LIBC, "environ")
+    found = {}
     for number in itertools.count():
         if environ[number] is None:
             return found

@@ -18,7 +18,7 @@ from nvrx_slurm.types import FaultKind, JobReport, SectionTime, Spent, WorkloadA
 from tests.sim.invariants import Invariants
 from tests.sim.network import COORDINATOR_KEEPALIVE_S
 from tests.sim.processes import SimAgent, SimCoordinator
-from tests.sim.training import SIGKILL, Training, Worker
+from tests.sim.training import SIGKILL, Run, Training, Worker
 from tests.sim.world import World
 
 KEEPALIVE_S = COORDINATOR_KEEPALIVE_S

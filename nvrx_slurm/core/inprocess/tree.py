@@ -153,7 +153,8 @@ class _Reassignment:
 
     def _fits(self, leaf: int) -> bool:
         """Whether no branch around `leaf` has its maximum of active leaves."""
-        limit, active = self.topology.limit, self.active
+        limit = self.topology.limit
+        active = self.active
         return all(active[branch] < limit[branch] for branch in self.topology.lineages[leaf])
 
     def activate_in_order(self, status: int) -> None:
@@ -173,7 +174,8 @@ class _Reassignment:
     def _nearest_spare(self, leaf: int) -> int | None:
         """The nearest spare: of the innermost branch that has one. Candidates only disappear: no branch looks at a leaf
         twice."""
-        topology, places = self.topology, self.places
+        topology = self.topology
+        places = self.places
         for branch in topology.lineages[leaf]:
             if not topology.levels[topology.depth[branch]].reserve:
                 return None

@@ -90,7 +90,8 @@ class Index:
             str(record["owner"]),
             int(record["end"]),
         )
-        self.sources, self._by_number = {}, {}
+        self.sources = {}
+        self._by_number = {}
         for file, (number, rank, to) in record["sources"].items():
             self._add(Source(file, number, rank, to))
         return None
@@ -102,7 +103,8 @@ class Index:
 
     def begin(self, term: int, owner: str, at: int) -> bytes:
         """The whole state: an aggregator begins, or goes on. `owner`: the run; `at`: Unix milliseconds."""
-        self.term, self.owner = term, owner
+        self.term = term
+        self.owner = owner
         sources = {file: [one.number, one.rank, one.to] for file, one in self.sources.items()}
         record = _line(
             {"v": 2, "term": term, "owner": owner, "at": at, "end": self.end, "sources": sources}

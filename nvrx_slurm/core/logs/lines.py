@@ -19,7 +19,8 @@ class Lines:
     """One source. `prefix` goes before each line. `as_written`: lines are only split, and have no prefix."""
 
     def __init__(self, prefix: bytes = b"", as_written: bool = False) -> None:
-        self.prefix, self._as_written = prefix, as_written
+        self.prefix = prefix
+        self._as_written = as_written
 
     def take(self, data: bytes, final: bool = False) -> tuple[bytes, int]:
         """(text for the merged file, how many bytes of `data` it stands for).

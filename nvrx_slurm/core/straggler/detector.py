@@ -19,7 +19,8 @@ from nvrx_slurm.declared import Record
 EXCESS, SHARE, DEVIATIONS = 0.10, 0.01, 5.0
 _PERSISTENT, _OF = 3, 4  # windows
 _POOLED = (3, 4, 6)  # windows whose mean is judged: noise from window to window is not slowness
-_FEWEST_PEERS, _FEWEST_WAITS = 4, 3
+_FEWEST_PEERS = 4
+_FEWEST_WAITS = 3
 _ALIKE = 1.1  # peers wait about equally often
 _SIGMA = 1.4826  # standard deviations in a median absolute deviation of normal noise
 _HISTORY = 24  # windows that a job is compared with

@@ -80,7 +80,8 @@ class Suspects(Part):
 
     def on_slow(self, event: ev.SlowSeen, now: float) -> None:
         """Take what one window has shown."""
-        found, job = event.found, self._job
+        found = event.found
+        job = self._job
         if event.cycle != job.cycle:
             return
         if found is None:
@@ -175,7 +176,8 @@ class Suspects(Part):
 
     def on_examined(self, event: ev.FromAgent[t.Examined], now: float) -> None:
         """A node tells what slows it down."""
-        member, told = self._members.get(event.node_id), event.message.message
+        member = self._members.get(event.node_id)
+        told = event.message.message
         if (
             member is None
             or event.message.cycle != self._job.cycle

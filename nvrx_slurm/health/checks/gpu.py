@@ -99,7 +99,8 @@ def given_gpus(env: Mapping[str, str]) -> int | None:
 )
 def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus."""
-    given, of_site = given_gpus(node.env), expected["gpus"]
+    given = given_gpus(node.env)
+    of_site = expected["gpus"]
     # a cgroup may hide some from other users
     all_seen = node.is_host() and (trust.as_root() or not node.live)
     on_bus = len(pci.gpus(node.path("/sys"))) if all_seen else None
@@ -158,7 +159,8 @@ _MODULE = re.compile(r"Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s")
 )
 def gpu_driver(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """Library and kernel module have different versions, or not the version of gpu_driver."""
-    library, wanted = gpu_facts.driver_version(say=node.doing), expected["gpu_driver"]
+    library = gpu_facts.driver_version(say=node.doing)
+    wanted = expected["gpu_driver"]
     try:  # "NVRM version: ... Kernel Module  570.86.15 ..."
         module = _MODULE.search(node.text("/proc/driver/nvidia/version", 4096))
     except FileNotFoundError:

@@ -22,7 +22,8 @@ from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
 
-_PORTS, _ERRORS = "nic-ports", "nic-errors"
+_PORTS = "nic-ports"
+_ERRORS = "nic-errors"
 _LINK_DOWNED = "link_downed"
 # A port whose link is up waits in these states for the subnet manager, which may just be starting.
 _COMING = ("INIT", "ARMED")

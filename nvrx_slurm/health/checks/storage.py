@@ -118,7 +118,8 @@ def learn_mounts(node: NodeView, expected: Expected) -> dict[str, tuple[str, ...
 )
 def mounts_check(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed."""
-    there, needed = dict(mounts(node)), expected["mounts"]
+    there = dict(mounts(node))
+    needed = expected["mounts"]
     remote = [target for target, mount in there.items() if mount.type in REMOTE_TYPES]
     if not remote and not needed:
         raise Absent("no Lustre or NFS is mounted, and none is expected")

@@ -40,7 +40,8 @@ def cpus_online(node: NodeView) -> int:
 )
 def cpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """Not as many logical CPUs are online as expected."""
-    online, wanted = cpus_online(node), expected["cpus"]
+    online = cpus_online(node)
+    wanted = expected["cpus"]
     wrong = (
         [f"{online} CPUs are online instead of {wanted}"] if wanted not in (None, online) else []
     )
@@ -186,7 +187,8 @@ def time_sync(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 
 # --- the node's name ----------------------------------------------------------------------------
 
-_HOSTS, _HOSTNAME = "/etc/hosts", "/proc/sys/kernel/hostname"
+_HOSTS = "/etc/hosts"
+_HOSTNAME = "/proc/sys/kernel/hostname"
 
 
 @system_check(

@@ -46,7 +46,8 @@ class HookLog:
 
     def taken(self) -> bytes:
         """All lines so far, which are in LOG only if they are added again."""
-        lines, self._lines = "".join(self._lines), []
+        lines = "".join(self._lines)
+        self._lines = []
         return lines.encode(errors="replace")
 
     def add(self, lines: bytes) -> None:

@@ -54,7 +54,8 @@ class CallPage:
     def progress_ns(self) -> int:
         """The last progress by the active method that has seen none for longer."""
         words = self.words
-        auto, manual = words[AUTO], words[MANUAL]
+        auto = words[AUTO]
+        manual = words[MANUAL]
         return min(auto, manual) if manual and words[WATCHED] and not words[WAITING] else auto
 
 
@@ -74,7 +75,8 @@ class Stall:
         """Return the seconds; to be called every interval with the counter's value."""
         now_s = time.monotonic()
         if value != self._value or now_s - self._read_s > self._late_s:
-            self._value, self._since_s = value, now_s
+            self._value = value
+            self._since_s = now_s
         self._read_s = now_s
         return now_s - self._since_s
 
@@ -124,7 +126,8 @@ class ProgressWatchdog(threading.Thread):
 
     def run(self) -> None:
         """Until `stop`."""
-        beats, words = _Beats(self._page), self._page.words
+        beats = _Beats(self._page)
+        words = self._page.words
         while not self._over.wait(self._interval_s):
             if beats.answered():
                 self._page.beat()

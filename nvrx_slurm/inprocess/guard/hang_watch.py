@@ -58,7 +58,8 @@ class HangWatch:
         """Check now; it was due at `due_s`. Returns when to check again (monotonic seconds), and why the rank was
         killed ("": it was not).
         """
-        now_s, words = time.monotonic(), self._page.words
+        now_s = time.monotonic()
+        words = self._page.words
         if now_s > due_s + LATE_S:
             logger.info(
                 "this process was suspended for %.1f s: all limits begin anew", now_s - due_s
@@ -67,7 +68,8 @@ class HangWatch:
         words[SEEN] = time.monotonic_ns()
         if words[LEFT]:
             return now_s + self.longest_s, ""
-        number, stopping_ns = words[ITERATION], words[STOPPING]
+        number = words[ITERATION]
+        stopping_ns = words[STOPPING]
         seen = Observation(
             None if words[UNPROTECTED] else self._page.progress_ns() / 1e9,
             bool(words[WATCHED]) and not stopping_ns and self._told != number,

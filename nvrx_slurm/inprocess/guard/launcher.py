@@ -47,8 +47,10 @@ class LauncherFile:
     """The file of dead ranks, which need not exist yet. `fd` is readable when there may be news, or None."""
 
     def __init__(self, path: str, cycle: int | None) -> None:
-        self._path, self._cycle = path, cycle
-        self._offset, self._rest = 0, b""
+        self._path = path
+        self._cycle = cycle
+        self._offset = 0
+        self._rest = b""
         self._inotify: Inotify | None = None
         try:
             self._inotify = Inotify()

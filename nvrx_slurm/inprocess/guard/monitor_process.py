@@ -159,7 +159,8 @@ class _MonitorProgram:
         self._me = me
         self._arguments = me.arguments
         self._page = me.page
-        self._pidfd, self._channel = rank_pidfd, channel
+        self._pidfd = rank_pidfd
+        self._channel = channel
         self._left = False
 
     def main(self) -> NoReturn:

@@ -121,7 +121,8 @@ class Deferral:
         return Defer.A_WHILE if changes else Defer.NOT
 
     def _is_blocked(self, frame: FrameType) -> bool:
-        here, before = (frame, frame.f_lasti), self._place
+        here = (frame, frame.f_lasti)
+        before = self._place
         self._place = here
         return here == before
 

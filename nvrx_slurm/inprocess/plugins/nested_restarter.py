@@ -80,14 +80,16 @@ class NestedRestarterHandlingCompleted(_Stage, Initialize):
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class."""
         super().__call__(state)
-        self.restarter_state, self.restarter_stage = "handling", "completed"
+        self.restarter_state = "handling"
+        self.restarter_stage = "completed"
         return state
 
 
 class NestedRestarterHandlingStarting(_Stage, Abort):
     """For `abort=`; list it last in a Compose, so that it runs first."""
 
-    STATE, STAGE = "handling", "starting"
+    STATE = "handling"
+    STAGE = "starting"
 
 
 class NestedRestarterFinalized(_Stage, Completion):

@@ -162,7 +162,8 @@ class _Renumbering(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """The state with the new rank and world size; raises RankDiscarded on a terminated rank."""
-        state, terminated = ctx.state, ctx.terminated_ranks
+        state = ctx.state
+        terminated = ctx.terminated_ranks
         refuse_terminated(ctx)
         state = replace(
             state,
@@ -219,8 +220,10 @@ class Leadership:
         self.store = ctx.store if isinstance(ctx.store, StoreView) else StoreView(ctx.store)
         self._stable = getattr(ctx.store, "stable", self.store)  # its keys outlive the iteration
         self.name, self.place, self.timeout_s = name, place, timeout.total_seconds()
-        self.iteration, self.rank = ctx.state.iteration, ctx.state.rank
-        self._size, self._terminated = ctx.state.world_size, ctx.terminated_ranks
+        self.iteration = ctx.state.iteration
+        self.rank = ctx.state.rank
+        self._size = ctx.state.world_size
+        self._terminated = ctx.terminated_ranks
 
     @functools.cached_property
     def healthy(self) -> list[int]:

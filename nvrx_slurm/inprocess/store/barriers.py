@@ -53,7 +53,8 @@ logger = logging.getLogger(__name__)
 ALL_LEFT = "all_left"
 _LAST_READ_S = 5.0
 ENTRY = -1  # number of the initial barrier, before iteration 0
-COMPLETED, INTERRUPTED = b"completed", b"interrupted"
+COMPLETED = b"completed"
+INTERRUPTED = b"interrupted"
 NO_START = b"-"  # instead of an address: the iteration is over before it began
 # longest single wait for an event that may rightly never come; the wait is then repeated
 FOREVER_S = 86400.0
@@ -288,7 +289,8 @@ class BarrierServer(threading.Thread):
         self._make_view = make_view
         self._world_size = world_size
         self._closes = closes
-        self._barrier_s, self._overdue_s = barrier_s, overdue_s
+        self._barrier_s = barrier_s
+        self._overdue_s = overdue_s
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -304,7 +306,8 @@ class BarrierServer(threading.Thread):
     def _serve(self, call: StoreView) -> None:
         number, result = ENTRY - 1, BarrierResult(Outcome.NEXT)
         while result.outcome is Outcome.NEXT:
-            gone, number = result.gone, number + 1
+            gone = result.gone
+            number = number + 1
             overdue_s = self._barrier_s if number == ENTRY else self._overdue_s
             result = serve_barrier(
                 Iteration(call, number), self._world_size, gone, overdue_s, self._closes

@@ -224,7 +224,8 @@ def _await_server(host: str, port: int, timeout_s: float) -> bool:
 
     torch's own retries are seconds apart, and each prints a warning.
     """
-    deadline_s, pause_s = time.monotonic() + timeout_s, _BACKOFF_S[0]
+    deadline_s = time.monotonic() + timeout_s
+    pause_s = _BACKOFF_S[0]
     while _refused(host, port, min(_PROBE_S, timeout_s)):
         if time.monotonic() >= deadline_s:
             return False

@@ -20,7 +20,8 @@ from nvrx_slurm.declared import plain
 
 LAST_WORDS_S = 3.0  # how long the process may take to end once its job has ended
 _MOST_OPEN = 8  # cycles without an answer that a new process is told of
-_TEXT_CHARS, _TRACEBACK_CHARS = 600, 2000
+_TEXT_CHARS = 600
+_TRACEBACK_CHARS = 2000
 # No token, and no secrets of the job.
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -53,7 +54,8 @@ class Attributor(PacketProcess):
 
     def over(self, command: ev.CycleOver) -> None:
         """A cycle is over."""
-        fault, cause = dict[str, Any](), command.cause
+        fault = dict[str, Any]()
+        cause = command.cause
         if cause is not None:
             fault = plain(cause) | {"traceback": cause.traceback[-_TRACEBACK_CHARS:]}
         self._tell_of(command.cycle, over=True, lasted_s=command.lasted_s, fault=fault)

@@ -69,9 +69,11 @@ class Console:
         prompts: bool = False,
         began_s: float = 0.0,
     ) -> None:
-        self._name, self._prompts = name, prompts
+        self._name = name
+        self._prompts = prompts
         self._prompt_at = math.inf  # when a line whose newline has not come is a prompt
-        self._copy_path, self._copy_fd = copy, -1
+        self._copy_path = copy
+        self._copy_fd = -1
         before_s = max(0.0, time.time() - began_s) if began_s else 0.0
         self._started_s = time.monotonic() - before_s
         self._refresh_s = refresh_s
@@ -83,7 +85,8 @@ class Console:
         self._poll = select.poll()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._status: Path | None = None
-        self._drawn, self._next_draw_s = "", 0.0
+        self._drawn = ""
+        self._next_draw_s = 0.0
         self._is_terminal = os.isatty(1) and os.isatty(2) and os.environ.get("TERM") != "dumb"
         self._has_colours = {fd for fd in (1, 2) if os.isatty(fd) and not os.environ.get("NO_COLOR")}
         self._finishing = False

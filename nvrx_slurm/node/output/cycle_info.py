@@ -28,7 +28,8 @@ class CycleInfo:
 
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs, or was taken over."""
-        files, assignment = self._files, self._core.job.assignment
+        files = self._files
+        assignment = self._core.job.assignment
         if assignment.shared is None:
             return  # it is over already
         self._cycle = command.cycle

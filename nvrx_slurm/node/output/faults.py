@@ -83,10 +83,12 @@ async def explained(
     """The fault with what its rank wrote, within a second. `stopped_s`: when it was stopped because of another fault
     (`time.time()`, 0 = it was not); then sooner, as a plan waits for it. Parameters as of `with_details`."""
     stderr = Path(fault.log)
-    files, within_s = (stderr.with_suffix(error_file), stderr, progress_s), _WITHIN_S
+    files = (stderr.with_suffix(error_file), stderr, progress_s)
+    within_s = _WITHIN_S
     read = partial(with_details, fault, *files, oom_kills)
     if stopped_s:
-        read, within_s = partial(of_stopped, fault, *files, stopped_s), _STOPPED_WITHIN_S
+        read = partial(of_stopped, fault, *files, stopped_s)
+        within_s = _STOPPED_WITHIN_S
     try:
         return await bounded.call_async(read, within_s, "faults")
     except (OSError, bounded.Overrun):

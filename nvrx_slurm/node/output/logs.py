@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.node.job import NodeJob
 
 _CYCLES = 3  # how many cycles a new shipper is told of
-_SOCKET, _COUNT_S = "logs", 5.0
+_SOCKET = "logs"
+_COUNT_S = 5.0
 _HASTY_DRAIN_S = 2.0  # for merged logs after a signal: agent and aggregator each wait so long
 _BACKLOG = 4096
 
@@ -107,7 +108,8 @@ class LogsRole:
     async def close(self) -> None:
         """Ship the rest, bounded; tell how much of it was not merged."""
         shipped = await self._shipper.finish(self.drain_s)
-        cycles, self._cycles = self._cycles, {}
+        cycles = self._cycles
+        self._cycles = {}
         count = partial(missing_lines, self.spec.prefix, self._run_dir.log_dir, cycles.values())
         if not shipped and (lines := await bounded.call_or_none(count, _COUNT_S, "logs")) != 0:
             self._say(f"{lines or 'many'} lines are not in the merged logs; they are in the ranks' own files")
@@ -140,7 +142,8 @@ class LogsRole:
             return
         where = host, ports[0]
         if (where, token) != (self._where, self._token):
-            self._where, self._token = where, token
+            self._where = where
+            self._token = token
             self._shipper.tell({"at": where, "token": token})
 
     # --- beside the coordinator -------------------------------------------------------------------------------
@@ -153,10 +156,12 @@ class LogsRole:
         except OSError as error:
             return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
         settings = partial(self._aggregator_settings, term, token)
-        name, module = "log aggregator", "nvrx_slurm.logs.aggregator"
+        name = "log aggregator"
+        module = "nvrx_slurm.logs.aggregator"
         self._aggregators.append(PacketProcess(name, module, settings, self._say, listener=listener))
         if self.spec.grpc_port:
-            name, module = "nvrx_service process", "nvrx_slurm.logs.nvrx_service"
+            name = "nvrx_service process"
+            module = "nvrx_slurm.logs.nvrx_service"
             self._aggregators.append(PacketProcess(name, module, self._service_settings, self._say))
         for one in self._aggregators:
             one.spawn()

@@ -14,7 +14,8 @@ from nvrx_slurm.slurm.control import BatchHost, Control
 from nvrx_slurm.system import bounded
 
 OUT_ENV = "NVRX_OUT"  # the file that nvrx-run in front of the step writes to; set by it for the tasks
-_TRIES, _PAUSE_S = 64, 15.0
+_TRIES = 64
+_PAUSE_S = 15.0
 
 
 class OutFile:
@@ -32,7 +33,8 @@ class OutFile:
 
     def _take(self, control: Control, job_id: int, begin: int) -> None:
         with suppress(OSError, SlurmError):  # not every node may have the file
-            out, found = os.environ.get(OUT_ENV), BatchHost.SILENT
+            out = os.environ.get(OUT_ENV)
+            found = BatchHost.SILENT
             for turn in range(_TRIES if out else 0):
                 found = control.batch_host(job_id)
                 if found is not BatchHost.SILENT or self._over.wait(min(_PAUSE_S, 0.5 * 2**turn)):

@@ -22,7 +22,8 @@ from nvrx_slurm.system.files import IN_PROCESS_NAME, write_atomic
 from nvrx_slurm.system.foreign import last_bytes
 
 _ROWS_SHOWN = 32
-_NOTES_BYTES, _NOTES_LISTED = 1 << 20, 1000
+_NOTES_BYTES = 1 << 20
+_NOTES_LISTED = 1000
 _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 

@@ -43,7 +43,8 @@ class ChecksProcess(SupervisedProcess):
     `on_news(answer)` gets the lines that were not asked for. `say_once(sentence)` is for people.
     """
 
-    longest_delay_s, young_s = 300.0, math.inf
+    longest_delay_s = 300.0
+    young_s = math.inf
 
     def __init__(
         self,
@@ -129,7 +130,8 @@ class ChecksProcess(SupervisedProcess):
         if not plain.get("asked"):
             self._on_news(answer)
             return
-        self._answered, self._delay_s = True, _RESPAWN_S
+        self._answered = True
+        self._delay_s = _RESPAWN_S
         asked = self._asked["check" if used_mb is None else "memory"]
         if asked and not (future := asked.popleft()).done():  # done: given up by the caller
             future.set_result(answer)

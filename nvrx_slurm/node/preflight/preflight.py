@@ -50,7 +50,8 @@ class Preflight:
         self._infra_rank = infra_rank
         self._say, self._say_once = say, once(say)
         self._post = post
-        self._refuse, self._cleaned = refuse, cleaned
+        self._refuse = refuse
+        self._cleaned = cleaned
         self.checks = ChecksProcess(spec, state_dir, self._say_once, self._on_news, spawned)
         self._task: asyncio.Task[None] | None = None  # the preflight, then the checks of the idle node
         self._has_gpus = True  # until a reading says otherwise
@@ -135,7 +136,8 @@ class Preflight:
 
     def _judge(self, answer: ChecksAnswer) -> str:
         """Why the node is not fit, or "". What the checks could not tell is said, and changes nothing."""
-        found, unfit = answer.report, []
+        found = answer.report
+        unfit = []
         for finding in found.findings:
             if finding.verdict is Verdict.FAIL and finding.action in outcome.GRAVE:
                 unfit.append(f"{finding.check}: {finding.text}")

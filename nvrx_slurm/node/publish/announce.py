@@ -11,7 +11,8 @@ from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.node.output.writer import Writer
 from nvrx_slurm.node.publish.publisher import View
 
-_POST_S, _END_S = 4.0, 4.0
+_POST_S = 4.0
+_END_S = 4.0
 _AGAIN_S = 60.0  # before the same kind of news, or the comment, is told anew
 _MOST_NEWS = 16  # most news that wait for a slow receiver
 _SIGNALLED = 128  # an exit code above tells of a signal: a person, or Slurm, has ended the job
@@ -64,7 +65,8 @@ class Comment:
 
 def comment_of(found: View) -> str:
     """A text for the job's Comment, which squeue shows to each user: no path, no name and no text of an exception."""
-    used, end = found["restarts"]["used"], found["end"]
+    used = found["restarts"]["used"]
+    end = found["end"]
     state = f"ended with code {end['code']}" if end else f"cycle {max(0, found['cycle'])}"
     return f"nvrx {state}, {used} restart{'s' * (used != 1)}"
 

@@ -30,7 +30,8 @@ _READ_S = 0.5  # for the checkpoint iteration file; a later answer is for the ne
 _CLOSE_S = 1.0  # for the views that are not complete yet
 _SAY_S = 30.0  # between two sentences about what the job waits for
 _MOST_WAITING = 4  # views that are not complete yet
-_MOST_BYTES, _MAX_DIGITS = 512, 18
+_MOST_BYTES = 512
+_MAX_DIGITS = 18
 
 View = dict[str, Any]  # the content of status.json
 
@@ -86,7 +87,8 @@ class Publisher:
 
     def mark(self) -> None:
         """A step of the core is over: publish soon if something has changed that people want to see."""
-        core, members = self._core, self._core.roster.members
+        core = self._core
+        members = self._core.roster.members
         state = state_of(core)
         if state != self._state:
             self._state = state

@@ -13,7 +13,8 @@ from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import first_bytes
 
 _HEAD = re.compile(rb'\{"version": \d+, "term": (\d+), "writer": "([^"]*)"')
-_HEAD_BYTES, _MAX_DIGITS = 512, 18
+_HEAD_BYTES = 512
+_MAX_DIGITS = 18
 
 
 class StatusFile:

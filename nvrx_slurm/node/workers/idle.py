@@ -73,7 +73,8 @@ def _signs_of(root: int, signum: int) -> Signs:
                 if not where:
                     busy.add(thread)
                 if thread == root:
-                    pending, place = is_pending(root, signum), where
+                    pending = is_pending(root, signum)
+                    place = where
             cpu_s += cpu
             written += int(_read(f"/proc/{pid}/io").split()[3])
         except OSError:

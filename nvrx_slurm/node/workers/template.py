@@ -63,9 +63,12 @@ class TemplateProcess(SupervisedProcess):
     ) -> None:
         super().__init__()
         self._spec, self._modules, self.hurry = spec, list(modules), hurry
-        self._on_standby, self._on_settled = on_standby, on_settled
-        self._on_grown, self._on_stale = on_grown, on_stale
-        self._say, self._note = say, note
+        self._on_standby = on_standby
+        self._on_settled = on_settled
+        self._on_grown = on_grown
+        self._on_stale = on_stale
+        self._say = say
+        self._note = note
         self._is_ready = self._starts_again = False
         self.imports_s = 0.0  # how long its imports took
         self._is_renewed = False  # standbys of an earlier process have other modules
@@ -233,7 +236,8 @@ class TemplateProcess(SupervisedProcess):
         self._known.update((*self._modules, *self._more))
 
     def _leave_out(self, modules: list[Module], message: Mapping[str, str]) -> None:
-        module, why = message["unfit"], message["why"]
+        module = message["unfit"]
+        why = message["why"]
         modules[:] = [one for one in modules if one[0] != module]
         self._note(f"workers import {module} themselves, since a process that has imported it cannot be forked: {why}")
         self._end_growth()
@@ -251,7 +255,8 @@ class TemplateProcess(SupervisedProcess):
 
     def _take(self, pids: Sequence[int]) -> None:
         """The standbys are children of this process now."""
-        asked, self._asked = self._asked, {}
+        asked = self._asked
+        self._asked = {}
         for pid, (local_rank, control) in zip(pids, asked.items(), strict=True):
             try:
                 self._on_standby(local_rank, processes.Held(processes.adopt(pid), control))
@@ -262,7 +267,8 @@ class TemplateProcess(SupervisedProcess):
 
     def _on_end(self) -> None:
         """The successor belongs to this process now, as standbys do, and has the other end of the channel."""
-        successor, self._successor = self._successor, 0
+        successor = self._successor
+        self._successor = 0
         self.hear()
         if not successor or self._child is None or self._starts_again:
             return super()._on_end()
@@ -274,7 +280,8 @@ class TemplateProcess(SupervisedProcess):
         self._child.reap()
         self._child = child
         self._loop.add_reader(child.pidfd, self._on_end)
-        self._modules, self._more = [*self._modules, *self._more], []
+        self._modules = [*self._modules, *self._more]
+        self._more = []
         self._end_growth()
         if self._closed:
             self._kill()

@@ -99,7 +99,8 @@ class PySlurm(Slurm):
 
     def close(self) -> None:
         """End the child."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             with suppress(BrokenPipeError), child, self._errors:  # a request that no one has read
                 child.kill()

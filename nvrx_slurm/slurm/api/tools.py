@@ -24,7 +24,8 @@ PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin")
 _MAX_BYTES = 64 << 20  # of an answer: each node takes about a kilobyte
 _ERROR_BYTES = 4096
 _MIN_S = 0.05
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
 # They change the output of squeue and scontrol.
 _FORMATS = ("SQUEUE_", "SLURM_TIME_FORMAT", "SLURM_JSON", "SLURM_YAML")
 
