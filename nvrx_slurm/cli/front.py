@@ -141,11 +141,8 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
             chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
         if outside is not None and not (chain is not None and chain.requeues):
             name = signal.Signals(code - 128).name
-            way = (
-                ""
-                if chain or outside is not Outside.PREEMPTED
-                else "; --until-done would requeue it"
-            )
+            requeues = chain is not None or outside is not Outside.PREEMPTED
+            way = "" if requeues else "; --until-done would requeue it"
             console.say(f"job {slurm.job_id} got {name}: {outside.value}{way}")
         if chain is not None:
             chain.after(code, directory, outside)

@@ -47,10 +47,12 @@ def partners(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _ranks_of(nodes: Sequence[Node]) -> dict[str, range]:
-    found, first = {}, 0
+    found = {}
+    first = 0
     for node in nodes:
-        found[node.node_id] = range(first, first + node.nproc)
-        first += node.nproc
+        end = first + node.nproc
+        found[node.node_id] = range(first, end)
+        first = end
     return found
 
 
@@ -81,7 +83,8 @@ class Resumption:
 
         def fits(kept: Kept) -> bool:
             is_of_job = kept.world == world and 0 <= kept.rank < world
-            return is_of_job and (before < 0 or kept.iteration < before)
+            is_old = before < 0 or kept.iteration < before
+            return is_of_job and is_old
 
         self._found = found = _holders(held, fits)
         whole = [save for save, holders in found.items() if len(holders) == world]
