@@ -142,8 +142,9 @@ class Invariants:
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
 
     def _check_not_over(self, reign):
-        """Only nodes that were out of reach when the job ended go on, with new ones: decision 017 says so."""
-        if self._exited is None:
+        """Only nodes that were out of reach when the job ended go on, with new ones: decision 017 says so. Those that
+        have come back and know nothing of the job cannot know its end."""
+        if self._exited is None or reign.anew:
             return
         ended, _ = self._decided[self._exited.code, self._exited.reason]
         old = {node_id for node_id in reign.connected if self._led.get(node_id, ended) < ended}
