@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from nvrx_slurm.core.attribution.chains import of_chain
 from nvrx_slurm.core.attribution.fields import fields_of
 from nvrx_slurm.core.attribution.matches import (
-    DETAILS,
     ELSEWHERE,
     HEADLINE,
     Match,
@@ -45,6 +43,7 @@ _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")
 _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _BY_SIGNAL = range(129, 160)  # a shell's exit codes for a child that a signal ended
+_YIELDS, _LAST = 2, 3  # rows
 _SAID_LINES = 3  # that say how a program ended, where no rule knows more
 _NOISE = re.compile(
     r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$|[=-]{20}|error_file: |To enable traceback"
@@ -67,38 +66,6 @@ _OF_DEVICE = re.compile(
     rb"|(?:(?:torch\.)?AcceleratorError|(?:torch\.(?:cuda\.)?)?OutOfMemoryError|torch\.cuda\.\w+"
     rb"|(?:torch\.distributed\.(?:\w+\.)*)?Dist\w*Error|(?:\w+\.)*(?:\w*(?:Cuda|CUDA|CUDARuntime)Error|NVMLError\w*)):"
 )
-
-
-class _Precedence(NamedTuple):
-    """Matches that count before those of the next row."""
-
-    roles: tuple[LineRole, ...]
-    places: tuple[int, ...]
-    yields: bool = (
-        False  # to a cause that was printed: it only says that a library failed, or a peer is gone
-    )
-    only: Callable[[Signature], bool] = lambda signature: True
-
-    def takes(self, match: Match) -> bool:
-        s = match.signature
-        return s.role in self.roles and match.place in self.places and self.only(s)
-
-
-def _is_no_node(s: Signature) -> bool:
-    return s.blame is not Blame.NODE or s.or_blame is not None
-
-
-_CAUSE, _ECHO, _EACH = (LineRole.CAUSE,), (LineRole.ECHO,), tuple(LineRole)
-# A rank that ended by its own exception: what that says goes first.
-_RAISED = (
-    _Precedence(_ECHO, (HEADLINE,), only=lambda signature: signature.name == _STOPPED),
-    _Precedence(_CAUSE, (HEADLINE, DETAILS)),
-    _Precedence(_EACH, (HEADLINE,), yields=True),
-    _Precedence(_ECHO, (DETAILS,), yields=True),
-)
-# Ranks quote logs of other jobs: what was printed, or what a script raises as a KeyError or its like, blames no node.
-_PRINTED = (_Precedence(_CAUSE, (HEADLINE, DETAILS, ELSEWHERE), only=_is_no_node),)
-_RAISED_BY_CODE = (_Precedence(_CAUSE, (HEADLINE, DETAILS), only=_is_no_node),)
 
 
 def examine(
@@ -160,18 +127,8 @@ def _of_match(best: Match, fault: RankFault, where: RaisedPlace | None) -> Findi
     rests_on = "field" if s.is_field else "frame" if of_place else "text"
     fields = fields_of(line)
     node = _named_node(fields) if s.blame is Blame.NODE else ""
-    head = line[:_LINE_CHARS]
-    return Finding(
-        rule=s.name,
-        role=s.role,
-        blame=s.blame,
-        confidence=s.confidence,
-        remedy=remedy,
-        fingerprint=_fingerprint(fault, s.name, head),
-        line=head,
-        rests_on=rests_on,
-        node=node,
-    )
+    s = s._replace(remedy=remedy)
+    return _of_signature(fault, s, line, rests_on, node)
 
 
 def _named_node(fields: Mapping[str, str]) -> str:
@@ -186,24 +143,39 @@ def _named_node(fields: Mapping[str, str]) -> str:
 
 
 def _of_exception(found: list[Match], headline: str) -> Match | None:
-    """For a rank that ended by its own exception: the best match of the first row that has one."""
+    """For a rank that ended by its own exception.
+
+    Ranks quote logs of other jobs: what was printed, or what a script raises as a KeyError or its like, blames no node.
+    """
+    causes = [one for one in found if one.signature.role is LineRole.CAUSE and _may_quote(one)]
     if OF_CODE.match(headline):
-        return _first_of(_RAISED_BY_CODE, found)
-    for row in _RAISED:
-        best = _first_of((row,), found)
-        if best is None:
-            continue
-        before = _first_of(_PRINTED, found) if row.yields else None
-        return before or best
-    return None
+        found = [one for one in causes if one.place != ELSEWHERE]
+    best = min(found, key=_row, default=None)
+    if best is None or _row(best)[0] < _YIELDS:
+        return best
+    printed = min(causes, key=_order, default=None)
+    if _row(best)[0] <= _LAST:
+        return printed or best
+    return printed and _with(printed, confidence=Confidence.GUESS)
 
 
-def _first_of(rows: Sequence[_Precedence], found: list[Match]) -> Match | None:
-    for row in rows:
-        best = min(filter(row.takes, found), key=_order, default=None)
-        if best is not None:
-            return best
-    return None
+def _row(match: Match) -> tuple[int, ...]:
+    """The order of what an exception says; from _YIELDS on, that a library failed or a peer is gone, which yields to a
+    cause that was printed; behind _LAST nothing of its reason."""
+    s, place = match.signature, match.place
+    is_own = place != ELSEWHERE
+    rows = (
+        place == HEADLINE and s.name == _STOPPED,
+        is_own and s.role is LineRole.CAUSE,
+        place == HEADLINE,
+        is_own and s.role is LineRole.ECHO,
+        True,
+    )
+    return rows.index(True), *_order(match)
+
+
+def _may_quote(match: Match) -> bool:
+    return match.signature.blame is not Blame.NODE or match.signature.or_blame is not None
 
 
 def _weighed(match: Match, where: RaisedPlace | None) -> Match:
@@ -333,16 +305,16 @@ def of_rule(fault: RankFault, rule: str, line: str, rests_on: str) -> Finding:
     """The finding of a rule that other facts than its texts have shown."""
     s = named(rule)
     assert s is not None
-    return Finding(
-        rule=rule,
-        role=s.role,
-        blame=s.blame,
-        confidence=s.confidence,
-        remedy=s.remedy,
-        fingerprint=_fingerprint(fault, rule, line),
-        line=line[:_LINE_CHARS],
-        rests_on=rests_on,
-    )
+    return _of_signature(fault, s, line, rests_on)
+
+
+def _of_signature(
+    fault: RankFault, s: Signature, line: str, rests_on: str, node: str = ""
+) -> Finding:
+    head = line[:_LINE_CHARS]
+    print_ = _fingerprint(fault, s.name, head)
+    kind = s.role, s.blame, s.confidence, s.remedy
+    return Finding(s.name, *kind, print_, head, rests_on=rests_on, node=node)
 
 
 def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
@@ -355,15 +327,7 @@ def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
         sure = Confidence.LIKELY if is_sure else Confidence.GUESS
         return _unclear(fault, RAISED, fault.message, "text", Blame.USER, sure)
     if ended_by == _SIGTERM:
-        sure = Confidence.LIKELY
-        return Finding(
-            _STOPPED,
-            LineRole.ECHO,
-            Blame.UNKNOWN,
-            sure,
-            Remedy.NONE,
-            rests_on="exit",
-        )
+        return of_rule(fault, _STOPPED, "", "exit")
     rule = "native-crash" if ended_by in _NATIVE else ""
     return _unclear(fault, rule, _said_last(texts), "exit", Blame.UNKNOWN, Confidence.GUESS)
 
