@@ -1,7 +1,7 @@
 """The second corpus (`corpus/world/*.yaml`): texts of the years 2024 to 2026, and hard negatives, scored.
 
-`python tests/attribution/world.py` prints the table; with `seen` or `negatives` also what is wrong there. The cases
-that are put aside stay unread: no rule is written after them.
+`python tests/attribution/world.py` prints the table; with `seen`, `negatives` or `fresh` also what is wrong there.
+The cases that are put aside stay unread: no rule is written after them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import yaml
 from cases import CORPUS, Case, Try, _case, tries
 
 FOLDER = CORPUS / "world"
-PARTS = ("seen", "aside", "negatives")
+OWN = ("negatives", "fresh")  # parts that have a file of their own
+PARTS = ("seen", "aside", *OWN)
 # A wrong answer of these classes says how the rank ended, and nothing that sends a reader elsewhere.
 NEUTRAL = ("code", "killed", "native-crash", "cuda-library", "nccl-error")
 
@@ -39,12 +40,12 @@ def is_aside(name: str) -> bool:
 @cache
 def cases(part: str) -> tuple[Case, ...]:
     """The cases of a part."""
-    if part == "negatives":
-        files = [FOLDER / "negatives.yaml"]
+    if part in OWN:
+        files = [FOLDER / f"{part}.yaml"]
     else:
-        files = [path for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "negatives"]
+        files = [path for path in sorted(FOLDER.glob("*.yaml")) if path.stem not in OWN]
     found = [_case(raw) for path in files for raw in yaml.safe_load(path.read_text())]
-    return tuple(case for case in found if part == "negatives" or is_aside(case.id) == (part == "aside"))
+    return tuple(case for case in found if part in OWN or is_aside(case.id) == (part == "aside"))
 
 
 def misleads(one: Try) -> bool:
@@ -70,7 +71,7 @@ def main(shown: str) -> None:
     """Print the table, and what is wrong in a part."""
     for part in PARTS:
         print(f"{part:10}", {name: round(value, 3) for name, value in scores(part)._asdict().items()})
-    for one in tries(cases(shown)) if shown in ("seen", "negatives") else ():
+    for one in tries(cases(shown)) if shown in ("seen", *OWN) else ():
         if not one.right:
             mark = "MISLEADS" if misleads(one) else ""
             print(f"    {one.id}: {one.topic} -> {one.found}/{one.blame} {mark} {'SURE' * one.confident}")

@@ -138,17 +138,11 @@ def _named(found: list[RankEvidence], waiting: int, more: str = "") -> HangVerdi
     ]  # the others live
     first = culprits[0]
     if not waiting and len(culprits) > 1:  # no rank waits: each may be as slow as the others
-        return HangVerdict(
-            (), Blame.UNKNOWN, Confidence.GUESS, f"no rank waits for another: {_places(culprits)}"
-        )
+        return _nobody(f"no rank waits for another: {_places(culprits)}")
     few = waiting and len(culprits) <= max(1, int(_MINORITY * (waiting + len(culprits))))
-    blame = (
-        Blame.STORAGE
-        if first.state == "D"
-        else Blame.UNKNOWN
-        if first.state in _STATES
-        else Blame.USER
-    )
+    blame = Blame.UNKNOWN if first.state in _STATES else Blame.USER
+    if first.state == "D":
+        blame = Blame.STORAGE
     what = _STATES.get(first.state, "it moves" if first.moves else "it sleeps")
     at = f" at {place(first)}" if place(first) else ""
     for_s = f", silent for {first.silent_s:.1f} s" if first.silent_s >= 0 else ""
@@ -203,12 +197,8 @@ def _mismatch(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
             told = ", ".join(
                 f"{count} in {where}" for where, count in entered.most_common(_MOST_NAMED)
             )
-            return HangVerdict(
-                (),
-                Blame.USER,
-                Confidence.LIKELY,
-                f"ranks of one group wait in different ones: {told}",
-            )
+            why = f"ranks of one group wait in different ones: {told}"
+            return HangVerdict((), Blame.USER, Confidence.LIKELY, why)
     return None
 
 
@@ -223,7 +213,11 @@ def _deadlock(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
         return None
     told = [f"rank {where[0]} ({len(where)} in all) in {what}" for what, where in waits.items()]
     why = f"ranks wait for each other in {len(waits)} groups: {', '.join(told[:_MOST_NAMED])}"
-    return HangVerdict((), Blame.USER, Confidence.GUESS, why)
+    return _nobody(why, Blame.USER)
+
+
+def _nobody(why: str, blame: Blame = Blame.UNKNOWN) -> HangVerdict:
+    return HangVerdict((), blame, Confidence.GUESS, why)
 
 
 # --- stacks alone -----------------------------------------------------------------------------------------------
@@ -234,20 +228,13 @@ def _by_place(ranks: Sequence[RankEvidence]) -> HangVerdict:
     places = Counter(place(rank) for rank in ranks)
     if len(places) <= 1:
         where = f" at {place(ranks[0])}" if ranks and place(ranks[0]) else ""
-        return HangVerdict(
-            (),
-            Blame.UNKNOWN,
-            Confidence.GUESS,
-            f"all {len(ranks)} ranks wait in one collective{where}",
-        )
+        return _nobody(f"all {len(ranks)} ranks wait in one collective{where}")
     most, count = places.most_common(1)[0]
     few = tuple(rank for rank in ranks if place(rank) != most)
     if len(few) <= _MINORITY * len(ranks):
         why = f"it waits at {place(few[0])}, {count} ranks wait at {most}"
         return HangVerdict(few[:_MOST_NAMED], Blame.USER, Confidence.LIKELY, why)
-    return HangVerdict(
-        (), Blame.USER, Confidence.GUESS, f"ranks wait for each other: {_places(ranks)}"
-    )
+    return _nobody(f"ranks wait for each other: {_places(ranks)}", Blame.USER)
 
 
 def _places(ranks: Sequence[RankEvidence]) -> str:

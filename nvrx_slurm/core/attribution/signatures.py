@@ -48,17 +48,12 @@ def _signatures(table: str) -> Iterator[Signature]:
             texts, _, pattern = rest.partition(" ~ ")
             # none: of a place only
             words = tuple(texts.strip().split("; ")) if texts.strip() else ()
-            first, _, second = blame.partition("|")
-            kind = (
-                LineRole(role),
-                Blame(first),
-                Confidence(confidence),
-                Remedy(remedy),
-                advice[topic],
-                pattern.strip(),
+            first, *second = map(Blame, blame.split("|"))
+            kind = LineRole(role), first, Confidence(confidence), Remedy(remedy)
+            known = (flag in flags for flag in ("one-node", "printed", "field", "kills"))
+            yield Signature(
+                name, topic, words, *kind, advice[topic], pattern.strip(), *known, *second
             )
-            known = ("one-node" in flags, "printed" in flags, "field" in flags, "kills" in flags)
-            yield Signature(name, topic, words, *kind, *known, Blame(second) if second else None)
 
 
 with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as table:

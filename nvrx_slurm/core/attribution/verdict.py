@@ -7,7 +7,7 @@ the peer's node (Llama 3 paper, section 3.3.4; L4, FSE 2025).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.core.attribution.named_node import in_words
 from nvrx_slurm.core.attribution.raised import RAISED
@@ -23,6 +23,9 @@ from nvrx_slurm.types import (
     Remedy,
     RestartRecord,
 )
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.attribution.signatures import Signature
 
 _SIGTERM = 15
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
@@ -195,16 +198,18 @@ def _are_alike(one: Finding, other: Finding) -> bool:
 
 def owners_of(rule: str, blame: Blame) -> list[Blame]:
     """Whose the failure may be: two where the text cannot tell."""
-    from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
-
-    found = named(rule) if rule else None
+    found = _signature(rule)
     second = found.or_blame if found is not None and found.blame is blame else None
     return [blame, second] if second else [blame]
 
 
 def _may_lack(rule: str) -> bool:
     """Whether a single node may lack what the rule is about."""
+    found = _signature(rule)
+    return found is not None and found.one_node
+
+
+def _signature(rule: str) -> Signature | None:
     from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
-    found = named(rule) if rule else None
-    return found is not None and found.one_node
+    return named(rule) if rule else None
