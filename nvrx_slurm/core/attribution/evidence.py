@@ -78,13 +78,17 @@ def examine(
 
     By `signatures`, or else by all rules of this process.
     """
-    signatures = used() if signatures is None else signatures
+    rules = used() if signatures is None else signatures
     texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
-    elsewhere = [*printed(texts, signatures)]
-    found = _examined(fault, texts, signatures, elsewhere)
+    elsewhere = [*printed(texts, rules)]
+    found = _examined(fault, texts, rules, elsewhere)
     if not _is_raised(fault):
         return found
-    return of_chain(fault, found, texts[0], lambda one: _examined(one, (), signatures, ()))
+
+    def by_itself(one: RankFault) -> Finding:
+        return _examined(one, (), rules, ())
+
+    return of_chain(fault, found, texts[0], by_itself)
 
 
 def _examined(
@@ -151,10 +155,13 @@ def _of_exception(found: list[Match], headline: str) -> Match | None:
     if OF_CODE.match(headline):
         found = [one for one in causes if one.place != ELSEWHERE]
     best = min(found, key=_row, default=None)
-    if best is None or _row(best)[0] < _YIELDS:
+    if best is None:
+        return None
+    row = _row(best)[0]
+    if row < _YIELDS:
         return best
     printed = min(causes, key=_order, default=None)
-    if _row(best)[0] <= _LAST:
+    if row <= _LAST:
         return printed or best
     return printed and _with(printed, confidence=Confidence.GUESS)
 
@@ -164,10 +171,11 @@ def _row(match: Match) -> tuple[int, ...]:
     cause that was printed; behind _LAST nothing of its reason."""
     s, place = match.signature, match.place
     is_own = place != ELSEWHERE
+    is_headline = place == HEADLINE
     rows = (
-        place == HEADLINE and s.name == _STOPPED,
+        is_headline and s.name == _STOPPED,
         is_own and s.role is LineRole.CAUSE,
-        place == HEADLINE,
+        is_headline,
         is_own and s.role is LineRole.ECHO,
         True,
     )
@@ -175,7 +183,8 @@ def _row(match: Match) -> tuple[int, ...]:
 
 
 def _may_quote(match: Match) -> bool:
-    return match.signature.blame is not Blame.NODE or match.signature.or_blame is not None
+    s = match.signature
+    return s.blame is not Blame.NODE or s.or_blame is not None
 
 
 def _weighed(match: Match, where: RaisedPlace | None) -> Match:
@@ -314,13 +323,13 @@ def _of_signature(
     head = line[:_LINE_CHARS]
     print_ = _fingerprint(fault, s.name, head)
     return Finding(
-        s.name,
-        s.role,
-        s.blame,
-        s.confidence,
-        s.remedy,
-        print_,
-        head,
+        rule=s.name,
+        role=s.role,
+        blame=s.blame,
+        confidence=s.confidence,
+        remedy=s.remedy,
+        fingerprint=print_,
+        line=head,
         rests_on=rests_on,
         node=node,
     )
@@ -331,8 +340,9 @@ def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
     ended_by = _ended_by(fault)
     if _is_raised(fault):
         found = frames(fault.traceback)
-        is_of_script = not _CARRIES.match(fault.message) or (found and not found[0][1])
-        is_sure = OF_CODE.match(fault.message) and is_of_script
+        is_library = not found or found[0][1]
+        carries = is_library and _CARRIES.match(fault.message)
+        is_sure = OF_CODE.match(fault.message) and not carries
         sure = Confidence.LIKELY if is_sure else Confidence.GUESS
         return _unclear(fault, RAISED, fault.message, "text", Blame.USER, sure)
     if ended_by == _SIGTERM:

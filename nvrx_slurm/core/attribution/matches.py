@@ -68,10 +68,12 @@ def _matches(
             if piece.first not in lower:
                 continue
             for at, line in _lines_with(lower, piece):
-                if _fits(signature, line):
-                    shown = text[at : at + len(line)]
-                    where = HEADLINE if at < headline else place
-                    yield Match(signature, shown, where, piece.is_common)
+                if not _fits(signature, line):
+                    continue
+                end = at + len(line)
+                shown = text[at:end]
+                where = HEADLINE if at < headline else place
+                yield Match(signature, shown, where, piece.is_common)
 
 
 def _fits(signature: Signature, line: bytes) -> bool:

@@ -50,9 +50,18 @@ def _signatures(table: str) -> Iterator[Signature]:
             words = tuple(texts.strip().split("; ")) if texts.strip() else ()
             first, *second = map(Blame, blame.split("|"))
             kind = LineRole(role), first, Confidence(confidence), Remedy(remedy)
-            known = (flag in flags for flag in ("one-node", "printed", "field", "kills"))
             yield Signature(
-                name, topic, words, *kind, advice[topic], pattern.strip(), *known, *second
+                name,
+                topic,
+                words,
+                *kind,
+                advice[topic],
+                pattern.strip(),
+                one_node="one-node" in flags,
+                printed="printed" in flags,
+                is_field="field" in flags,
+                kills="kills" in flags,
+                or_blame=second[0] if second else None,
             )
 
 
