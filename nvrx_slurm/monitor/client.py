@@ -368,7 +368,7 @@ class RankMonitorClient:
         self._words[word] = self._words[word] or now_ns
 
     def _await_judgement(self) -> None:
-        """Wait until the last report is judged: the newest checkpoint should not be of a training that has gone wrong."""
+        """Wait until the last report is judged: a checkpoint of a training that went wrong should not be the newest."""
         until_ns = monotonic_ns() + _JUDGEMENT_NS
         while self._words[JUDGED] < self._reports and monotonic_ns() < until_ns:
             sleep(0.005)
