@@ -81,9 +81,12 @@ def from_plain(value: Any, kind: Any) -> Any:
 
 def _cut(value: Any, hint: Any = None) -> Any:
     """Cut texts and lists to the bounds in `hint`, at any depth. Lone surrogates, which paths may hold, become "?"."""
-    most = min((one.max_length for one in _metas(hint) if one.max_length is not None), default=None)
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()[:most] if type(value) is str else value
+    lengths = [one.max_length for one in _metas(hint) if one.max_length is not None]
+    most = min(lengths, default=None)
+    if type(value) is str:
+        return value.encode("utf-8", "replace").decode()[:most]
+    if isinstance(value, str):  # of an enumeration
+        return value
     if isinstance(value, dict):
         return {key: _cut(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -300,7 +300,7 @@ class Register(Record):
     vote: Count = 0  # the term for which it votes by registering
     votes: bool = True  # False: a coordinator has told that it has none before it has a plan
     led_s: Seconds = -1.0  # how long ago a coordinator led it last, at least; -1 = never
-    led_term: Count = 0  # of that coordinator, which may have made a plan that this agent has not got
+    led_term: Count = 0  # the term of that coordinator; it may have made a plan that this agent has not got
     number: Count = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
     counted: Counted | None = None  # the last one that it got

@@ -86,8 +86,12 @@ def _pick(item: Declaration, layers: list[Layer]) -> tuple[Any, Origin]:
 
 
 def _flag_layer(flags: Mapping[str, object]) -> Layer:
-    names = {key: (SETTINGS[key].flags or SETTINGS[key].env)[0] for key in flags}
-    return {key: (raw, Origin("flag", names[key])) for key, raw in flags.items() if raw is not None}
+    layer: Layer = {}
+    for key, raw in flags.items():
+        item = SETTINGS[key]
+        if raw is not None:
+            layer[key] = (raw, Origin("flag", (item.flags or item.env)[0]))
+    return layer
 
 
 def _environment_layer(environ: Mapping[str, str]) -> Layer:
@@ -109,18 +113,18 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
 
 def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each NVRX_ variable that is near a setting's. Others may be of the user or of another program."""
-    known = {
-        name.partition("_")[2]: name for item in SETTINGS.values() for name in reversed(item.env)
-    }
-    others = {*_NO_SETTINGS, *(name for item in SETTINGS.values() for name in item.env)}
+    known = dict[str, str]()
+    others = set(_NO_SETTINGS)
+    for item in SETTINGS.values():
+        others.update(item.env)
+        for name in reversed(item.env):
+            known[name.partition("_")[2]] = name
     for name in environ:
-        if (
-            not name.startswith("NVRX_")
-            or name.startswith(("NVRX_SUBMIT_", "NVRX_ATTRSVC_"))
-            or name in others
-        ):
+        of_others = name in others or name.startswith(("NVRX_SUBMIT_", "NVRX_ATTRSVC_"))
+        if of_others or not name.startswith("NVRX_"):
             continue
-        if guess := nearest(name.removeprefix("NVRX_"), known, _NEAR):
+        guess = nearest(name.removeprefix("NVRX_"), known, _NEAR)
+        if guess:
             yield f"{name} is not a known variable and has no effect; did you mean {known[guess]}?"
 
 

@@ -59,7 +59,8 @@ def request(credentials: Credentials, job: str) -> str:
 
 def read_answer(credentials: Credentials, job: str, sealed: str) -> str:
     """The token in an answer. Raises AuthError."""
-    payload, head = credentials.open(sealed), _TOKEN + job.encode() + b"\0"
+    payload = credentials.open(sealed)
+    head = _TOKEN + job.encode() + b"\0"
     if not payload.startswith(head):
         raise AuthError("the answer with the token is of another job")
     return payload[len(head) :].decode("ascii", "replace")
@@ -79,19 +80,18 @@ async def _receive(connection: socket.socket) -> bytes:
     """A frame of at most 16 KiB. Raises ProtocolError, OSError."""
     loop = asyncio.get_running_loop()
     data = b""
-    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+    size = 0  # of the frame, as far as its head has come
+    while len(data) < 4 + size:
         more = await loop.sock_recv(connection, 4096)
+        if not more:
+            raise ProtocolError("the peer sent no whole frame")
         data += more
-        if (
-            not more
-            or len(data) > UNPROVED_BYTES
-            or int.from_bytes(data[:4], "big") > UNPROVED_BYTES
-        ):
-            raise ProtocolError(
-                "the peer sent no whole frame" if not more else "the peer sent too long a frame"
-            )
+        size = int.from_bytes(data[:4], "big")
+        if max(size, len(data)) > UNPROVED_BYTES:
+            raise ProtocolError("the peer sent too long a frame")
     return data[4:]
 
 
 async def _send(connection: socket.socket, frame: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, len(frame).to_bytes(4, "big") + frame)
+    head = len(frame).to_bytes(4, "big")
+    await asyncio.get_running_loop().sock_sendall(connection, head + frame)

@@ -127,7 +127,7 @@ class CheckServer:
         return wake_s
 
     def _tell_what_is_done(self) -> bool:
-        """Whether there was something."""
+        """Print the answers that are due; return whether there was one."""
         news = [result for task in self._watches if (result := task.news())]
         if news:
             self._tell_failures([note for result in news for note in result.notes])

@@ -50,7 +50,7 @@ class _GrowingFile:
     known: bool = False
     acknowledged: int = 0  # bytes
     ending: bool = False  # no program writes to it any more
-    at_end: bool = False  # when it was read last
+    at_end: bool = False  # whether the last read came to its end
 
 
 class Shipper(program.Program):

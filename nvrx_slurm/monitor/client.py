@@ -45,7 +45,7 @@ from nvrx_slurm.monitor.transport import RankMonitorClientError
 from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
 
 FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = wire.SOCKET_ENV
-_JUDGEMENT_NS = 2_000_000_000  # for a busy agent; it takes 0.3 s
+_JUDGEMENT_NS = 2_000_000_000  # how long a report waits to be judged; an idle agent needs 0.3 s
 
 
 class RankMonitorClient:
@@ -368,7 +368,7 @@ class RankMonitorClient:
         self._words[word] = self._words[word] or now_ns
 
     def _await_judgement(self) -> None:
-        """A checkpoint of a training that has gone wrong should not be the newest one."""
+        """Wait until the last report is judged: a checkpoint of a training that went wrong should not be the newest."""
         until_ns = monotonic_ns() + _JUDGEMENT_NS
         while self._words[JUDGED] < self._reports and monotonic_ns() < until_ns:
             sleep(0.005)

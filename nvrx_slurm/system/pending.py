@@ -60,14 +60,14 @@ def _own_table() -> Table:
     mappings = [(int(begin, 16), int(end, 16), access, file) for begin, end, access, file in found]
     interpreter = next(file for begin, end, _, file in mappings if begin <= id(int) < end)
     own = [mapping for mapping in mappings if mapping[3] == interpreter]
+    first = own[0][0]
+    last = own[-1][1]
     # its variables that begin as 0
-    zeroed = [mapping for mapping in mappings if mapping[0] == own[-1][1]]
+    zeroed = [mapping for mapping in mappings if mapping[0] == last]
     for begin, end, access, _ in own + zeroed:
-        at = (
-            read_memory(os.getpid(), begin, end - begin).find(entries)
-            if access.startswith(b"rw")
-            else -1
-        )
+        if not access.startswith(b"rw"):
+            continue
+        at = read_memory(os.getpid(), begin, end - begin).find(entries)
         if at >= 0:
-            return Table(interpreter, begin + at - own[0][0] - _FIRST * _ENTRY.size)
+            return Table(interpreter, begin + at - first - _FIRST * _ENTRY.size)
     raise OSError("this Python has no table of signal handlers")

@@ -179,9 +179,12 @@ def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
 def _row(row: NodeRow, template: bytes, wall_s: float) -> bytes:
     pixels = bytearray(template)
     per_s = _COLUMNS / max(wall_s, 1e-9)
-    for (at_s, role), (until_s, _) in zip(row.roles, [*row.roles[1:], (wall_s, "")], strict=True):
-        begin, end = (min(_COLUMNS, max(0, round(s * per_s))) for s in (at_s, until_s))
+    times = [at_s for at_s, _ in row.roles] + [wall_s]
+    places = [min(_COLUMNS, max(0, round(at_s * per_s))) for at_s in times]
+    for number, (_, role) in enumerate(row.roles):
         if role != ACTIVE:
+            begin = places[number]
+            end = places[number + 1]
             pixels[begin:end] = bytes([_CODES[colour_of(role)]]) * (end - begin)
     return bytes(pixels)
 
@@ -211,11 +214,15 @@ def _marks(job: ReportFacts, scale: float) -> Iterator[str]:
 
 def _rings(job: ReportFacts, rows: Sequence[NodeRow], top: float, scale: float) -> Iterator[str]:
     """A ring for each incident, in the row of the node that it began on."""
-    single = [(row.nodes[0][1], number) for number, row in enumerate(rows) if len(row.nodes) == 1]
-    where = {key: top + (number + 0.5) * _ROW for key, number in single}
+    where = {}  # by key, of nodes with a row of their own
+    for number, row in enumerate(rows):
+        if len(row.nodes) == 1:
+            _, key = row.nodes[0]
+            where[key] = top + (number + 0.5) * _ROW
     for one in job.incidents:
-        if y := where.get(one.key):
-            yield f'<circle class="dot" cx="{_LABEL + one.at_s * scale:.5g}" cy="{y:g}" r="4"/>'
+        if one.key in where:
+            x = _LABEL + one.at_s * scale
+            yield f'<circle class="dot" cx="{x:.5g}" cy="{where[one.key]:g}" r="4"/>'
 
 
 def _axis(wall_s: float, y: float, scale: float) -> Iterator[str]:
@@ -255,10 +262,11 @@ def png(rows: Sequence[bytes], other: Mapping[str, str]) -> bytes:
         (b"IDAT", data),
         (b"IEND", b""),
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in chunks
-    )
+    parts = [b"\x89PNG\r\n\x1a\n"]
+    for name, body in chunks:
+        parts += [struct.pack(">I", len(body)), name, body]
+        parts.append(struct.pack(">I", zlib.crc32(name + body)))
+    return b"".join(parts)
 
 
 # --- others -----------------------------------------------------------------------------------------------------------

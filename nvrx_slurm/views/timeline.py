@@ -115,10 +115,10 @@ def stretches(
     `total`: node-seconds at the end. A cycle without a plan here is told by its restart.
     """
     by_cycle = {int(one["cycle"]): one for one in restarts}
-    begins = {
-        cycle + 1: float(one["at_s"]) + float(one["down_s"]) for cycle, one in by_cycle.items()
-    }
-    begins |= dict.fromkeys({0} & {*by_cycle}, 0.0) | {plan.cycle: plan.at_s for plan in plans}
+    begins = {0: 0.0} if 0 in by_cycle else {}
+    for cycle, one in by_cycle.items():
+        begins.setdefault(cycle + 1, float(one["at_s"]) + float(one["down_s"]))
+    begins.update((plan.cycle, plan.at_s) for plan in plans)
     split = _split(plans, total)
     numbers = sorted(begins)
     before_s = begins[numbers[0]] if numbers else wall_s
@@ -129,7 +129,12 @@ def stretches(
         before = by_cycle.get(cycle - 1)
         after = by_cycle.get(cycle)
         known = split.get(cycle)
-        rest = WAITS if known and after else "productive" if known or after else "other"
+        if known and after:
+            rest = WAITS
+        elif known or after:
+            rest = "productive"
+        else:
+            rest = "other"
         took = known or _of_restarts(before, after)
         end_s = begins.get(following, wall_s)
         found[cycle] = tuple(_in_order(begins[cycle], end_s, took, rest))
@@ -138,8 +143,9 @@ def stretches(
 
 def phases(found: Mapping[int, Sequence[Stretch]], cycle: int) -> tuple[Stretch, ...]:
     """The phases from the work that a failure has lost to the first step of the next cycle."""
-    failed = (one for one in found.get(cycle, ()) if one.bucket in _FAILS)
-    return (*failed, *(one for one in found.get(cycle + 1, ()) if one.bucket in AGAIN))
+    failed = [one for one in found.get(cycle, ()) if one.bucket in _FAILS]
+    started = [one for one in found.get(cycle + 1, ()) if one.bucket in AGAIN]
+    return (*failed, *started)
 
 
 def _split(plans: Sequence[CyclePlan], total: Mapping[str, float]) -> dict[int, dict[str, float]]:
@@ -228,7 +234,9 @@ def paces(
     found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]
 ) -> Iterator[StepTime]:
     """The pace of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
-    begins = {0: 0} | {int(one["cycle"]) + 1: int(one["checkpoint"]) for one in restarts}
+    begins = {0: 0}
+    for one in restarts:
+        begins[int(one["cycle"]) + 1] = int(one["checkpoint"])
     for one in restarts:
         cycle = int(one["cycle"])
         begin = begins.get(cycle, -1)

@@ -72,7 +72,7 @@ def earlier(node: NodeView, found: Mapping[str, Port]) -> dict[str, float]:
         if rates != before:
             kept.remember(node, _PORTS, {"rates": rates})
         return before
-    except (Absent, OSError):  # nic_ports alone decides then
+    except (Absent, OSError):  # without rates from before, nic_ports alone says which ports count
         return {}
 
 

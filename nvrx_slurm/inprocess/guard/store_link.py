@@ -81,15 +81,14 @@ class Heartbeats:
     def _read(self, ranks: Collection[int], now_s: float) -> None:
         """Read the heartbeats in one request: a request per rank would take seconds in a large job."""
         keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
-        new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
-        if new and not self._call.check([keys[rank] for rank in new]):  # some have never sent one
-            keys = {
-                rank: key
-                for rank, key in keys.items()
-                if rank not in new or self._call.check([key])
-            }
+        new = [rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None]
+        if new and not self._call.check([keys[rank] for rank in new]):
+            for rank in new:
+                if not self._call.check([keys[rank]]):  # it has never sent one
+                    del keys[rank]
         values: dict[int, bytes | None] = dict.fromkeys(ranks)
-        values.update(zip(keys, self._call.multi_get(list(keys.values())), strict=True))
+        found = self._call.multi_get(list(keys.values()))
+        values.update(zip(keys, found, strict=True))
         for rank, value in values.items():
             if rank not in self._seen or self._seen[rank][0] != value:
                 self._seen[rank] = (value, now_s)

@@ -82,9 +82,13 @@ def key_of(key_or_fn: str | Callable[[State], Any], state: State) -> str:
     """The rank's key as text. A function that needs two arguments gets rank and world size, as in older NVRx."""
     if not callable(key_or_fn):
         return key_or_fn
-    needed = key_or_fn.__code__.co_argcount - len(key_or_fn.__defaults__ or ()) if inspect.isfunction(key_or_fn) else 1
-    given: tuple[Any, ...] = (state.rank, state.world_size) if needed > 1 else (state,)
-    return str(key_or_fn(*given))
+    needed = 1
+    if inspect.isfunction(key_or_fn):
+        needed = key_or_fn.__code__.co_argcount - len(key_or_fn.__defaults__ or ())
+    if needed > 1:
+        older: Callable[[int, int], str] = key_or_fn  # type: ignore[assignment]
+        return str(older(state.rank, state.world_size))
+    return str(key_or_fn(state))
 
 
 # --- activation -------------------------------------------------------------------------------------------------------
@@ -387,8 +391,9 @@ def with_defaults(assignment: RankAssignment) -> RankAssignment:
     members: list[Any] = list(assignment.members()) if isinstance(assignment, Compose) else [assignment]
     count = len(members)
     if not any(member.renumbers for member in members):
-        place = max((n for n, member in enumerate(members, start=1) if isinstance(member, RankFilter)), default=0)
-        members.insert(place, ShiftRanks())
+        filters = [n for n, member in enumerate(members) if isinstance(member, RankFilter)]
+        last = max(filters, default=-1)
+        members.insert(last + 1, ShiftRanks())
     if not any(member.activates for member in members):
         members.insert(0, ActivateAllRanks())
     _check_members(members)

@@ -48,7 +48,8 @@ class Attributor(PacketProcess):
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs. Coordinators before this one may not have submitted theirs: a service elsewhere hears again."""
         if self._late is None and self._of_job.endpoint:
-            for cycle in range(max(0, command.cycle - _MOST_OPEN + 1), command.cycle):
+            first = max(0, command.cycle - _MOST_OPEN + 1)
+            for cycle in range(first, command.cycle):
                 self._tell_of(cycle, over=True)
         self._tell_of(command.cycle)
 
@@ -82,12 +83,16 @@ class Attributor(PacketProcess):
     def _on_packet(self, packet: dict[str, Any]) -> None:
         if "ready" in packet and self._late is not None:
             self._late.cancel()
-        cycle, text = packet.get("cycle"), one_line(str(packet.get("text", ""))[:_TEXT_CHARS])
-        if isinstance(cycle, int) and self._open.pop(cycle, {}) and text:
-            if self._ends is None:
-                self._post(ev.Advised(cycle, packet.get("stop") is True, text))
-            else:  # about the failure that ended the job
-                self._print(f"attribution of cycle {cycle}: {text}")
+        cycle = packet.get("cycle")
+        text = one_line(str(packet.get("text", ""))[:_TEXT_CHARS])
+        was_open = isinstance(cycle, int) and self._open.pop(cycle, {})
+        if not was_open or not text:
+            return
+        assert isinstance(cycle, int)
+        if self._ends is None:
+            self._post(ev.Advised(cycle, packet.get("stop") is True, text))
+        else:  # about the failure that ended the job
+            self._print(f"attribution of cycle {cycle}: {text}")
 
     def end(self) -> None:
         """This node coordinates no more, or the job has ended: the process may say its last words, then it is killed.

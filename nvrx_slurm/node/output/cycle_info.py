@@ -45,8 +45,10 @@ class CycleInfo:
             self._write()
 
     def _write(self) -> None:
-        name, data = self._files.name(self._cycle), json.dumps(self._now, indent=1).encode()
-        self._writes.put(Path(self._files.directory, name), partial(self._put, name, data))
+        name = self._files.name(self._cycle)
+        data = json.dumps(self._now, indent=1).encode()
+        path = Path(self._files.directory, name)
+        self._writes.put(path, partial(self._put, name, data))
 
     def _put(self, name: str, data: bytes) -> None:
         """Write the file and its link, in a thread."""

@@ -89,7 +89,8 @@ class LogsRole:
         stem = self._name(self._run_dir.node_dir(plan.cycle, self._node))
         ranks = range(plan.rank_offset, plan.rank_offset + self._node.nproc)
         files = [(f"{stem}/rank_{rank}.{stream}", rank) for rank in ranks for stream in ("out", "err")]
-        self._cycles[plan.cycle] = packet = {"cycle": plan.cycle, "files": files, "world": plan.world_size}
+        packet = {"cycle": plan.cycle, "files": files, "world": plan.world_size}
+        self._cycles[plan.cycle] = packet
         for old in sorted(self._cycles)[:-_CYCLES]:
             del self._cycles[old]
             self._over.discard(old)

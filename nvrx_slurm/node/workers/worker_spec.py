@@ -76,7 +76,7 @@ class WorkerSpec(Record):
     monitored: bool = True
     settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
     prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)
-    warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
+    warning_signal: int = 0  # workers without a handler for this signal shall not die of it; 0 = none
     in_step: bool = False  # Slurm signals the workers itself
     hang_collect_s: float = 0.0  # how long a look at all ranks may take when one hangs
     straggler_window_s: float = 0.0  # 0 = slow ranks are not looked for
