@@ -111,7 +111,8 @@ def try_newest_torch() -> None:
         (place / "script.py").write_text(NEWEST)
         run(sys.executable, "-m", "venv", place / "venv")
         run(place / "venv/bin/pip", "install", "-q", "--upgrade", "torch", REPO)
-        print(run(place / "venv/bin/nvrx-run", "--standalone", "--nproc-per-node=2", place / "script.py"))
+        logs = f"--log-dir={place}/logs"
+        print(run(place / "venv/bin/nvrx-run", "--standalone", "--nproc-per-node=2", logs, place / "script.py"))
 
 
 def main() -> int:
