@@ -219,7 +219,7 @@ def _munge() -> Line:
 def _pages() -> Iterator[Line]:
     """Where what help texts name is; the bundle has none of it."""
     if (_SHARE / "docs").is_dir():
-        yield Line("pages", OK, f"documentation, templates and alert rules are in {_SHARE}")
+        yield Line("pages", OK, f"documentation, templates and alert rules are below {_SHARE}")
 
 
 def _programs(slurm: dict[str, str], found: dict[str, str], directory: str) -> Iterator[Line]:

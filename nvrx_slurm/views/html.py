@@ -210,7 +210,7 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
 
 def _steps(job: ReportFacts) -> Iterator[str]:
     if job.paces:
-        yield "<h2>Steps</h2><p>Cycles whose first and last iteration are known; each begins at its checkpoint.</p>"
+        yield "<h2>Steps</h2><p>Each cycle begins at its checkpoint, and ends at its last step or checkpoint.</p>"
         yield svg.steps(job.paces, job.wall_s)
         rows = [
             [_plus(one.begin_s), _plus(one.end_s), one.first, one.steps, f"{one.step_s:.4g} s"]

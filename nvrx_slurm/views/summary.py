@@ -143,8 +143,8 @@ def _advice(
             f"spares waited {spare_s / 3600:.2f} node-hours ({share:.1f} %) and took over {often}"
         )
         queues = [account["queue_s"] for account in accounts if account.get("queue_s") is not None]
-        if took_over and queues:
-            mean_s = sum(queues) / len(queues)
+        mean_s = sum(queues) / len(queues) if queues else 0.0
+        if took_over and mean_s >= 1.0:
             told += (
                 f"; without them the job would have queued again, here {in_words(mean_s)} each time"
             )

@@ -233,7 +233,10 @@ def _names(keys: Collection[str], hosts: Mapping[str, str]) -> dict[str, str]:
 def paces(
     found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]
 ) -> Iterator[StepTime]:
-    """The pace of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
+    """The pace of each cycle whose first and last iteration are known: a restart goes on at its checkpoint.
+
+    Where a failed one tells no iteration, its last checkpoint is the end.
+    """
     begins = {0: 0}
     for one in restarts:
         begins[int(one["cycle"]) + 1] = int(one["checkpoint"])
@@ -241,11 +244,16 @@ def paces(
         cycle = int(one["cycle"])
         begin = begins.get(cycle, -1)
         seen = found.get(cycle, ())
-        worked = [s for s in seen if s.bucket in _STEPS]
+        told = int(one["iteration"])
+        reached = max(told, int(one["checkpoint"]))
+        kept = _STEPS if told == reached else _STEPS[:1]
+        worked = [s for s in seen if s.bucket in kept]
         worked = worked or [
             s for s in seen if s.bucket == "other"
         ]  # the last one of a job that runs
-        steps = int(one["iteration"]) - begin
+        steps = reached - begin
         took_s = sum(s.took_s for s in worked)
         if begin >= 0 and steps > 0 and took_s > 0.0:
-            yield StepTime(worked[0].begin_s, float(one["at_s"]), begin, steps, took_s / steps)
+            end_s = worked[-1].begin_s + worked[-1].took_s
+            end_s = float(one["at_s"]) if told == reached else end_s
+            yield StepTime(worked[0].begin_s, end_s, begin, steps, took_s / steps)

@@ -18,7 +18,7 @@ from nvrx_slurm import __version__
 from nvrx_slurm.health import bundle
 
 REPO = Path(__file__).resolve().parents[2]
-DIST, MAN = REPO / "dist", REPO / "build/man"
+DIST, MAN = REPO / "dist", REPO / "nvrx_slurm/share/man/man1"
 ENTRY_LINES, LINE_CHARS = 2, 185
 MAX_BUNDLE_BYTES = 2 * 2**20
 SMALL = ("click", "pyyaml", "nvidia-ml-py")
@@ -87,7 +87,7 @@ def faults_of_the_files():
         run(*pip, "install", "-q", "--no-deps", wheel)
         version = run(place / "bin/nvrx", "--version")
         run(place / "bin/nvrx", "health", "install", place / "hooks")
-        if __version__ not in version or not list(place.glob("share/man/man1/nvrx-run.1")):
+        if __version__ not in version or not list(place.glob("**/man1/nvrx-run.1")):
             yield f"the wheel is not whole: {version}"
         shutil.rmtree(place / "hooks")
         run(*pip, "uninstall", "-q", "-y", "nvrx_slurm", *SMALL)
@@ -108,7 +108,8 @@ def try_newest_torch():
         (place / "script.py").write_text(NEWEST)
         run(sys.executable, "-m", "venv", place / "venv")
         run(place / "venv/bin/pip", "install", "-q", "--upgrade", "torch", REPO)
-        print(run(place / "venv/bin/nvrx-run", "--standalone", "--nproc-per-node=2", place / "script.py"))
+        logs = f"--log-dir={place}/logs"
+        print(run(place / "venv/bin/nvrx-run", "--standalone", "--nproc-per-node=2", logs, place / "script.py"))
 
 
 def main():

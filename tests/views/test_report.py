@@ -26,6 +26,7 @@ from nvrx_slurm.records import Counted, CycleCost
 from nvrx_slurm.views import svg
 from nvrx_slurm.views.coordinator_logs import cycles_in, logs_of
 from nvrx_slurm.views.report import facts_of, lost_apart
+from nvrx_slurm.views.timeline import StepTime, Stretch, paces
 
 pytestmark = pytest.mark.fast
 
@@ -343,6 +344,13 @@ def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_las
     assert facts.command == "train.py --api-key [secret]"
     assert lost_apart({"excluded": 9.0}, 2.0) == {"excluded": 7.0, "lost": 2.0}
     assert lost_apart({"excluded": 9.0}, 8.999) == {"lost": 8.999}
+
+
+def test_a_cycle_that_tells_no_iteration_is_drawn_up_to_its_checkpoint() -> None:
+    found = {0: (Stretch(2.0, 10.0, "productive"), Stretch(12.0, 3.0, "recomputed"))}
+    one = {"cycle": 0, "at_s": 15.0, "iteration": -1, "checkpoint": 20}
+    assert [*paces(found, [one])] == [StepTime(2.0, 12.0, 0, 20, 0.5)]
+    assert [*paces(found, [{**one, "iteration": 26}])] == [StepTime(2.0, 15.0, 0, 26, 0.5)]
 
 
 @pytest.mark.parametrize(
