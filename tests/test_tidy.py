@@ -75,7 +75,7 @@ OWNERS = {
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/api/pyslurm_child.py",),
-    "torch": ("inprocess/", "testing/", "checkpoint/tree.py", "checkpoint/rank.py"),
+    "torch": ("inprocess/", "testing/", "checkpoint/tree.py", "checkpoint/rank.py", "checkpoint/dcp.py"),
     "sitecustomize": ("warm/",),
     **{f"nvrx_{path.stem}": ("warm/",) for path in (PACKAGE / "warm").glob("*.py")},  # their names in a template
     "transformers": ("huggingface.py",),
