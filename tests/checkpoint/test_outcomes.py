@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from test_jobs import FAULT_AT, STEPS, TRAINING, keepers, launch
+from test_jobs import keepers, launch
 
 from nvrx_slurm.views.report import facts_of
 
@@ -13,16 +13,19 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 BOUND_S = 240.0  # torch is imported, perhaps on a busy machine
 
-# What happens to memory before the fault, by the rank that will be killed.
-PREPARED = {
-    "whole": "",
-    "newest-damaged": "flip(1)",
-    "all-damaged": "flip(2)",
-    "keeper-killed": "os.kill(keeper(), signal.SIGKILL)",
-}
-HELPERS = """
-import socket, struct
-from nvrx_slurm.checkpoint import messages as m
+# Two ranks keep each step but the last one before the fault; then one of them is killed.
+FAULT_AT = 4
+TRAINING = """
+import os, signal, socket, struct
+import torch
+import torch.distributed as dist
+from nvrx_slurm import checkpoint
+from nvrx_slurm.checkpoint import link, messages as m, rank as keeping
+
+dist.init_process_group("gloo")
+rank, cycle = dist.get_rank(), int(os.environ["NVRX_CYCLE"])
+weights = torch.nn.Parameter(torch.zeros(8))
+optimizer = torch.optim.SGD([weights], lr=1.0)
 
 def keeper():
     with link.connect(link.address(os.environ, 0)) as one:
@@ -35,25 +38,35 @@ def flip(count):
     for mapped in list(keeping._keeper._mapped.values())[-count:]:
         mapped.pages[0] ^= 1
 
-def prepare():
-    PREPARED
+found = checkpoint.load({"weights": weights})
+for step in range(0 if found is None else found[1], FAULT_AT + 1):
+    if cycle == 0 and step == FAULT_AT:
+        dist.barrier()
+        if rank == 1:
+            PREPARED
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+    weights.grad = torch.ones(8)
+    dist.all_reduce(weights.grad)
+    optimizer.step()
+    if cycle or step + 1 < FAULT_AT:
+        assert checkpoint.save({"weights": weights}, step + 1)
+dist.destroy_process_group()
 """
+# What happens to memory before that.
+PREPARED = {
+    "whole": "pass",
+    "newest-damaged": "flip(1)",
+    "all-damaged": "flip(2)",
+    "keeper-killed": "os.kill(keeper(), signal.SIGKILL)",
+}
 
 
-def run(directory, prepared, *more, fault_at=FAULT_AT):
-    """A rank is killed after a step that is in no memory. Console, result, and the place of the run."""
-    program = TRAINING.replace(
-        "fault, fault_at", HELPERS.replace("PREPARED", prepared or "pass") + "\nfault, fault_at", 1
-    )
-    program = program.replace(
-        "    assert checkpoint.save", "    if step + 1 != fault_at or cycle:\n        assert checkpoint.save"
-    )
-    program = program.replace(
-        "        if rank == 1 and fault not in",
-        "        if rank == 1:\n            prepare()\n        if rank == 1 and fault not in",
-    )
+def run(directory, prepared):
+    """Console, result, and the place of the run."""
+    program = TRAINING.replace("FAULT_AT", str(FAULT_AT)).replace("PREPARED", prepared)
     (directory / "train.py").write_text(program)
-    with launch(directory, [str(directory / "train.py"), "killed", str(fault_at), str(STEPS)], *more) as job:
+    with launch(directory, [str(directory / "train.py")]) as job:
         text, _ = job.communicate(timeout=BOUND_S)
     assert job.returncode == 0, text
     assert keepers(job.pid) == []

@@ -58,6 +58,7 @@ CASES = {
     "none was allowed": ({"restarts": {"used": 0, "allowed": 0}}, 0, ("healthy",)),
     "waits": ({**WAITS, "since": NOW - 9, "cycle": -1}, 0, ("missing: n9", "3 min")),
     "waits for long": (WAITS, 2, ("waiting for 1 min", "missing: n9")),
+    "from memory": ({"incidents": [{**INCIDENT, "resumed": "iteration 7 is"}]}, 0, ("iteration 7 is", "healthy")),
     "dies at its start": ({"state": "paused"}, 2, ("again and again",)),
     "no progress": ({"no_progress": 2}, 2, ("2 cycles",)),
     "time limit": ({"allocation_ends": NOW}, 2, ("the time limit has come", "--until-done")),

@@ -108,15 +108,19 @@ class Resumption:
                 others = [one for one in holders if one != node_id]
                 if others:
                     there = self._held[others[0]]
-                    found.append(Wanted(rank, *save, there.address, there.port))
+                    wanted = Wanted(rank, *save, there.address, there.port)
+                    found.append(wanted)
         return tuple(found)
+
+    def _able(self, nodes: Sequence[Node]) -> list[Node]:
+        return [node for node in nodes if node.node_id in self._held]
 
     def plans(self, spares: Sequence[Node]) -> dict[str, MemoryPlan]:
         """By node_id, for nodes that have a keeper. A single one has its copies on a spare."""
-        able = [node for node in self._active if node.node_id in self._held]
+        able = self._able(self._active)
         line = list(able)
         if len(able) == 1:
-            line += [node for node in spares if node.node_id in self._held]
+            line += self._able(spares)
         found = partners(line)
         plans = {}
         for node in able:
