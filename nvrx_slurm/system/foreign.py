@@ -32,16 +32,16 @@ def opened(base: str | os.PathLike[str], *names: str) -> io.FileIO:
             before = here
             here = os.open(name, _WAY, dir_fd=here)
             os.close(before)
-        file = io.FileIO(os.open(names[-1], _END, dir_fd=here))
+        fd = os.open(names[-1], _END, dir_fd=here)
     except OSError as error:
         why = "it is a link" if os.path.islink(place) else error.strerror
         raise OSError(error.errno, why, place) from None
     finally:
         if here >= 0:
             os.close(here)
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return io.FileIO(fd)
+    os.close(fd)  # FileIO would raise for a directory, and leave it open
     raise OSError(errno.EINVAL, "it is no regular file", place)
 
 
