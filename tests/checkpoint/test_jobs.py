@@ -4,70 +4,15 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from jobs_harness import BOUND_S, FAULT_AT, REPO, STEPS, TRAINING, begins, keepers, launch
 from stage import free_port
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.process
-
-REPO = Path(__file__).resolve().parents[2]
-BOUND_S = 90.0
-STEPS = 6
-FAULT_AT = 4
-
-TRAINING = """
-import ctypes, hashlib, os, signal, sys
-from functools import partial
-import torch
-import torch.distributed as dist
-from nvrx_slurm import checkpoint
-from nvrx_slurm.checkpoint import link, rank as keeping
-
-keeping.start = partial(link.start, linger_s=2.0)
-fault, fault_at, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-dist.init_process_group("gloo")
-rank, cycle = dist.get_rank(), int(os.environ["NVRX_CYCLE"])
-torch.manual_seed(0)
-model = torch.nn.Linear(16, 16)
-optimizer = torch.optim.AdamW(model.parameters())
-
-def state():
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-found = checkpoint.load(state())
-if found is not None:
-    optimizer.load_state_dict(found[0]["optimizer"])
-begin = 0 if found is None else found[1]
-print("begins", cycle, rank, begin, flush=True)
-for step in range(begin, steps):
-    if cycle < (2 if fault == "told" else 1) and step == fault_at + cycle and fault != "none":
-        print("fault", rank, os.getppid(), os.getpid(), link.address(os.environ, 0), cycle, flush=True)
-        dist.barrier()
-        if rank == 1 and fault not in ("agent", "once", "told"):
-            if fault == "in-a-save":
-                keeping.tree.Mapped.views = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-                checkpoint.save(state(), step + 1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault == "in-a-save":
-            checkpoint.save(state(), step + 1)  # this rank is one step further than the other
-        while True:  # no Python code runs any more, as in a collective: no handler of a signal
-            ctypes.CDLL(None).pause()
-    torch.manual_seed(100 * rank + step)
-    optimizer.zero_grad()
-    model(torch.randn(8, 16)).square().mean().backward()
-    for one in model.parameters():
-        dist.all_reduce(one.grad)
-    optimizer.step()
-    assert checkpoint.save(state(), step + 1)
-text = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
-print("weights", rank, hashlib.sha256(text).hexdigest(), flush=True)
-dist.destroy_process_group()
-"""
+pytestmark = [pytest.mark.process, pytest.mark.timeout(500)]
 
 
 @pytest.fixture
@@ -81,16 +26,6 @@ def start(directory, fault, *more):
     return launch(directory, [str(directory / "train.py"), fault, str(FAULT_AT), str(STEPS)], *more)
 
 
-def launch(directory, words, *more):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_", "TORCHELASTIC_"))}
-    env = kept | {"PYTHONPATH": str(REPO), "TMPDIR": str(directory)}
-    flags = (f"--log-dir={directory / 'logs'}", "--nproc-per-node=2", "--max-restarts=1", *more)
-    return subprocess.Popen(
-        [sys.executable, "-m", "nvrx_slurm.cli.run", *flags, *words],
-        env=env, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
 def run(directory, fault, *more):
     """Its output, and the weights of its ranks."""
     with start(directory, fault, *more) as job:
@@ -98,23 +33,6 @@ def run(directory, fault, *more):
     assert job.returncode == 0, text
     assert keepers(job.pid) == []
     return text, set(re.findall(r"weights \d (\w+)", text))
-
-
-def keepers(launcher):
-    """Those of the ranks of a launcher."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.startswith(b"nvrx-keeper-") for word in words) and str(launcher).encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
-def begins(text, cycle):
-    return {int(one) for one in re.findall(rf"begins {cycle} \d (\d+)", text)}
 
 
 def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory):
