@@ -2,9 +2,10 @@
 
     scripts/dev/soak --minutes 10 --seed 7
 
-One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never
-answers; every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no
-counter goes back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
+One job after the other, each with warm standbys, checkpoints in memory, merged logs, status, a metrics file and a
+collector that never answers; every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the
+state is the one of a run without faults, no more steps are lost than two saves into memory unless a line says why, the
+account sums up, no counter goes back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import minicluster_init as init
 from minicluster import MiniCluster
+from soak_states import States
 from stage import await_end, running_with
 
 from nvrx_slurm.core.logs.lines import rank_prefix
@@ -38,19 +41,23 @@ NODES, LEAST, RANKS = 4, 3, 2
 _WORLD = LEAST * RANKS
 _WORKER = Path(__file__).with_name("soak_worker.py")
 _JOB_S = 240.0  # one job; a lost node comes back between two
-_RECOVERY_S = 60.0
+_RECOVERY_S = 240.0
+_REST_S = 2.0  # less than a rank may be silent
+_KEEPER_S = 60.0  # an agent that was killed leaves its keeper for 30 s
 _STEPS = 5  # that every rank does after a fault before the next
 _GROWN_MB, _GROWN_FDS = 12.0, 12  # that an agent may gain from its third fault to its last
 _YOUNG_S = 12.0  # a helper that dies younger again and again is started again later and later: lines wait for long
 _GROWN_PROCESSES = 4 * NODES  # that the job may gain from its third fault to its last: standbys are made meanwhile
 _FLAGS = (
-    "--ft-rank-heartbeat-timeout=3", "--ft-initial-rank-heartbeat-timeout=60", "--max-restarts=1000",
+    "--ft-rank-heartbeat-timeout=5", "--ft-initial-rank-heartbeat-timeout=60", "--max-restarts=1000",
     "--ft-rank-section-timeouts=checkpointing:30", "--ft-stop-idle-timeout=0.3", "--ft-crash-loop-backoff=0",
-    "--ft-preload=asyncio,decimal", f"--nnodes={LEAST}:{NODES}", f"--nproc-per-node={RANKS}",
+    "--ft-preload=torch,torch.distributed", "--ft-checkpoint-interface=lo",
+    f"--nnodes={LEAST}:{NODES}", f"--nproc-per-node={RANKS}",
 )  # fmt: skip
 _ROLES = {
     "agent": "nvrx_slurm.cli.run", "monitor": "nvrx_slurm.monitor.main", "template": "nvrx-template",
-    "standby": "nvrx-standby", "shipper": "nvrx_slurm.logs.shipper", "aggregator": "nvrx_slurm.logs.aggregator",
+    "standby": "nvrx-standby", "keeper": "nvrx_slurm.checkpoint.keeper",
+    "shipper": "nvrx_slurm.logs.shipper", "aggregator": "nvrx_slurm.logs.aggregator",
 }  # fmt: skip
 
 
@@ -66,6 +73,7 @@ class Soak:
     jobs: int = 0
     began_s: float = field(default_factory=time.monotonic)
     collector: socket.socket = field(init=False)  # accepts, and never answers
+    states: States = field(default_factory=lambda: States(_WORLD))
 
     def __post_init__(self) -> None:
         self.cluster = MiniCluster(self.root / "c", NODES, die_with_owner=True)
@@ -168,8 +176,10 @@ class Job:
 
     def processes(self, role: str) -> list[init.Process]:
         """Of this job, oldest first."""
-        found = []
-        for one in self.soak.cluster.scan():
+        found, scan = [], self.soak.cluster.scan
+        if role == "keeper":  # it has little of the environment
+            scan = partial(running_with, str(self.soak.root))
+        for one in scan():
             try:
                 words = Path(f"/proc/{one.pid}/cmdline").read_bytes().decode("utf-8", "replace")
             except OSError:
@@ -221,6 +231,7 @@ class Job:
             cluster.restart_node(self.lost)
         end = cluster.wait_job(self.id, _RECOVERY_S)
         left = await_end(running_with(str(self.place)), 5.0)
+        left += await_end(self.processes("keeper"), _KEEPER_S)
         if left:
             self.soak.find(f"job {self.id} has ended, but these run on: {left[:5]}")
         if end.exit_code or end.signal:
@@ -229,6 +240,7 @@ class Job:
     def _judge(self) -> None:
         runs = [*self.place.glob("logs/*/r0")]
         findings = [*self._twice(), *self._account(runs[0]), *self._lines(runs[0]), *self._growth()]
+        findings += self.soak.states.findings(runs[0], (self.place / "job.out").read_text())
         for what in findings:
             self.soak.find(f"job {self.id}: {what}")
         self.soak.say(f"job {self.id} is judged: {len(findings)} findings, {self.restarts} faults of ranks or nodes")
@@ -339,6 +351,50 @@ def _signal_role(
     return strike
 
 
+def _kill_agent(job: Job) -> str | None:
+    """Its node is out of the job, and its keeper lives on for a while."""
+    nodes = {one.pid: node for one in job.processes("agent") if (node := job._node(one.pid))}
+    if len(set(nodes.values())) < NODES:
+        return None
+    pid = job.rng.choice(sorted(nodes))
+    target = init.process(pid)
+    if target is None or not init.signal_process(target, signal.SIGKILL):
+        return None
+    job.hurt.add(nodes[pid])
+    return f"the agent of node {nodes[pid]} is killed"
+
+
+def _damage(job: Job) -> str | None:
+    """A bit in each state that a keeper has, and a rank is killed. No save is under way: all have their checksum."""
+    keepers = job.processes("keeper")
+    rank = job.rng.randrange(_WORLD)
+    target = init.process(job.pids[rank])
+    if not keepers or target is None or not init.signal_process(target, signal.SIGSTOP):
+        return None
+    time.sleep(_REST_S)
+    pid, count = job.rng.choice(keepers).pid, 0
+    with contextlib.suppress(FileNotFoundError):
+        for path in [*Path(f"/proc/{pid}/fd").iterdir()]:
+            count += _flip(path)
+    init.signal_process(target, signal.SIGKILL)
+    job.restarts, job.raised = job.restarts + 1, False
+    return f"a bit in {count} states of the keeper with pid {pid}, and SIGKILL to rank {rank}"
+
+
+def _flip(path: Path) -> bool:
+    """The lowest bit of the memory of a state; False: it is something else."""
+    try:
+        if "nvrx-checkpoint" not in os.readlink(path):
+            return False
+        with path.open("r+b", buffering=0) as memory:
+            byte = memory.read(1)
+            memory.seek(0)
+            memory.write(bytes([byte[0] ^ 1]))
+    except OSError:
+        return False
+    return True
+
+
 def _lose(job: Job, choose: Callable[[list[str]], str]) -> str | None:
     nodes = sorted({node for one in job.processes("agent") if (node := job._node(one.pid))})
     if job.lost or len(nodes) < NODES:
@@ -355,10 +411,14 @@ FAULTS: dict[str, Callable[[Job], str | None]] = {
     "rank-raises": _raise,
     "node-lost": lambda job: _lose(job, lambda nodes: job.rng.choice(nodes[1:])),
     "first-node-lost": lambda job: _lose(job, lambda nodes: nodes[0]),
+    "agent-killed": _kill_agent,
     "agent-stopped": _signal_role("agent", signal.SIGSTOP, 1.0),
     "monitor-killed": _signal_role("monitor", signal.SIGKILL),
     "template-killed": _signal_role("template", signal.SIGKILL),
     "standby-killed": _signal_role("standby", signal.SIGKILL, least_s=0.0),
+    "keeper-killed": _signal_role("keeper", signal.SIGKILL, least_s=0.0),
+    "keeper-stopped": _signal_role("keeper", signal.SIGSTOP, 1.0),
+    "bits-flipped": _damage,
     "shipper-killed": _signal_role("shipper", signal.SIGKILL),
     "aggregator-killed": _signal_role("aggregator", signal.SIGKILL),
 }
@@ -391,6 +451,7 @@ def main() -> int:
     print("\nfault               times")
     for kind in FAULTS:
         print(f"{kind:18} {soak.counts[kind]:6}")
+    print(soak.states.summary())
     print(f"{soak.jobs} jobs, {soak.counts.total()} faults, {len(soak.findings)} findings")
     if soak.findings:
         print("\n".join(["", *soak.findings, f"evidence: {root}"]))

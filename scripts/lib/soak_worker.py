@@ -1,7 +1,10 @@
-"""A rank of `scripts/dev/soak`: writes numbered lines, beats, saves, and holds a lock that a second one would notice.
+"""A rank of `scripts/dev/soak`: trains with all others, beats, saves into memory and to disk, and writes lines.
 
-soak_worker.py DIRECTORY: `DIRECTORY/stop` ends it well, `DIRECTORY/raise.RANK` with an exception.
+soak_worker.py DIRECTORY: `DIRECTORY/stop` ends it well, `DIRECTORY/raise.RANK` with an exception. It holds a lock that
+a second one would notice.
 """
+
+from __future__ import annotations
 
 import fcntl
 import json
@@ -10,15 +13,35 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
+from nvrx_slurm import checkpoint
 from nvrx_slurm.fault_tolerance import RankMonitorClient
 
-_SAVE_EVERY = 40
+MEMORY_EVERY, _DISK_EVERY = 4, 40
+SIZE = 10_000
 _STEP_S = 0.025
+
+
+def first() -> torch.Tensor:
+    """The state before the first step."""
+    return torch.arange(SIZE)
+
+
+def stepped(state: torch.Tensor, step: int, world: int) -> torch.Tensor:
+    """What any number of faults must not change: the state after this step."""
+    return (31 * state + step * world) % 1_000_003
+
+
+def told(state: torch.Tensor) -> int:
+    """A number that stands for it."""
+    return int((state * torch.arange(1, SIZE + 1)).sum())
 
 
 def main() -> None:
     """Steps until somebody says stop."""
-    place, rank = Path(sys.argv[1]), os.environ["RANK"]
+    place, rank, cycle = Path(sys.argv[1]), os.environ["RANK"], int(os.environ["NVRX_CYCLE"])
     lock = open(place / f"lock.{rank}", "w")  # noqa: SIM115 - for as long as this process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -26,24 +49,43 @@ def main() -> None:
         (place / f"twice.{rank}.{os.getpid()}").write_text(f"rank {rank} runs already\n")
     client = RankMonitorClient()
     client.init_workload_monitoring()
-    saved, step = place / f"saved.{rank}", 0
-    if saved.exists():
-        step = int(saved.read_text() or 0)
-    first = step
-    while not (place / "stop").exists():
+    dist.init_process_group("gloo")
+    state, step, source = _loaded(place / "saved.pt")
+    print(f"rank {rank} begins {cycle} {step} {source} {told(state)}", flush=True)
+    begun = step
+    while True:
         step += 1
         time.sleep(_STEP_S)
+        votes = torch.tensor([step, (place / "stop").exists()])
+        dist.all_reduce(votes)
+        state = stepped(state, step, dist.get_world_size())
+        if step % MEMORY_EVERY == 0:
+            checkpoint.save({"state": state}, step)
         client.send_heartbeat()
-        print(f"rank {rank} step {step} pid {os.getpid()}", flush=True)
+        print(f"rank {rank} step {step} pid {os.getpid()} state {told(state)}", flush=True)
         if (wish := place / f"raise.{rank}").exists():
             wish.unlink()
             raise RuntimeError("soak: so it was asked")
-        if step % _SAVE_EVERY == 0:
+        if step % _DISK_EVERY == 0 and rank == "0":
             client.start_section("checkpointing")
-            _write(saved, str(step))
+            torch.save((state, step), place / f"saved.{os.getpid()}")
+            (place / f"saved.{os.getpid()}").replace(place / "saved.pt")
             client.end_section("checkpointing")
-        _write(place / f"progress.{rank}", json.dumps([step - first, os.getpid(), int(os.environ["NVRX_CYCLE"])]))
+        _write(place / f"progress.{rank}", json.dumps([step - begun, os.getpid(), cycle]))
+        if votes[1]:
+            break
     client.shutdown_workload_monitoring()
+    dist.destroy_process_group()
+
+
+def _loaded(disk: Path) -> tuple[torch.Tensor, int, str]:
+    """State, step, and from where."""
+    found = checkpoint.load()
+    if found is not None:
+        return found[0]["state"], found[1], "memory"
+    here = [torch.load(disk) if dist.get_rank() == 0 and disk.exists() else (first(), 0)]
+    dist.broadcast_object_list(here)  # another rank may read it a moment later, when it is newer
+    return *here[0], "disk"
 
 
 def _write(path: Path, text: str) -> None:
@@ -52,4 +94,5 @@ def _write(path: Path, text: str) -> None:
     new.replace(path)
 
 
-main()
+if __name__ == "__main__":
+    main()
