@@ -3,6 +3,7 @@
     scripts/dev/replay llama3                            10 seeds of 54 days with 2,048 nodes
     scripts/dev/replay llama3 --nodes 16384 --seeds 100 -j 2
     scripts/dev/replay llama3 --thin 1 --seeds 1         every node by itself: minutes
+    scripts/dev/replay llama3 --memory                   checkpoints in memory, with copies on other nodes
     scripts/dev/replay llama3 --set init_s=60 --set hang_s=600 --picture page.svg
 
 Ends with 1 where a promise of docs/explanation/replay-llama3.md does not hold.
@@ -22,7 +23,7 @@ sys.path[:0] = [str(REPO), str(REPO / "scripts" / "lib")]
 
 from replay_llama3 import Outcome, Replay, findings, in_lines, run  # noqa: E402
 from replay_picture import picture  # noqa: E402
-from replay_world import Latencies  # noqa: E402
+from replay_world import MEMORY, Latencies  # noqa: E402
 
 
 def main() -> int:
@@ -34,11 +35,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, action="append", help="training nodes, repeatable [2048]")
     parser.add_argument("--spares", type=int, default=32)
     parser.add_argument("--thin", type=int, help="nodes for which a simulated one stands [nodes / 64]")
+    parser.add_argument("--memory", action="store_true", help="checkpoints in memory, and each 10 minutes on disk")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=S", help="a latency; see replay_world.py")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the picture of the page (SVG)")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="processes [1]")
     args = parser.parse_args()
-    latencies = Latencies()
+    latencies = MEMORY if args.memory else Latencies()
     for name, _, value in (one.partition("=") for one in args.set):
         if not isinstance(getattr(latencies, name, None), float):
             parser.error(f"--set {name}: no such latency; there are {', '.join(vars(latencies))}")

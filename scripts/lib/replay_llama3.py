@@ -94,7 +94,13 @@ class Replay:
         """Meta's expected ETTR (arXiv 2410.21680): (1 - rate (u0 + dt / 2)) / (1 + w / dt)."""
         one, every_s = self.latencies, self.interval_s
         detect_s = sum(count * self.detect_s(kind) for count, kind in CAUSES.values()) / PUBLISHED
-        return (1 - (detect_s + one.init_s + one.load_s + every_s / 2) / self.mtbf_s) / (1 + one.save_s / every_s)
+        lost_s = detect_s + one.init_s + one.load_s + every_s / 2
+        blocked = one.save_s / every_s
+        if one.disk_every_s:  # what is silently wrong is in memory, too
+            share = sum(count for count, kind in CAUSES.values() if kind == "corruption") / PUBLISHED
+            lost_s += share * (one.disk_load_s - one.load_s + (one.disk_every_s - every_s) / 2)
+            blocked += one.disk_save_s / one.disk_every_s
+        return (1 - lost_s / self.mtbf_s) / (1 + blocked)
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,9 @@ def in_lines(replay: Replay, outcomes: Sequence[Outcome]) -> Iterator[str]:
     told = ", ".join(f"{kind} {count / len(outcomes):.0f}" for kind, count in faults.most_common())
     yield f"{replay.nodes:,} nodes and {replay.spares} spares, {wall_days:.2f} days, {len(outcomes)} seeds"
     yield f"interruptions per seed: {faults.total() / len(outcomes):.1f} ({told})"
-    yield f"a checkpoint every {replay.interval_s:.0f} s; a simulated node stands for {replay.thin}"
+    disk_s = replay.latencies.disk_every_s
+    disk = f", in memory; every {disk_s:.0f} s on disk" if disk_s else ""
+    yield f"a checkpoint every {replay.interval_s:.0f} s{disk}; a simulated node stands for {replay.thin}"
     yield f"{'of the wall time of a training node':<44} {'mean':>9}   95 % of seeds"
     for name, (mean, low, high) in buckets(outcomes):
         yield f"  {name:<42} {mean:7.3f} %   {low:.3f} to {high:.3f} %"

@@ -44,6 +44,13 @@ class Latencies:
     load_s: float = 60.0  # checkpoint and first steps at less than full speed
     save_s: float = 1.0  # for which a checkpoint blocks
     requeue_s: float = 300.0  # from the end of an allocation to the first agent of the next
+    disk_every_s: float = 0.0  # between saves to disk, where all others are in memory; 0 = all are on disk
+    disk_save_s: float = 1.0  # as save_s and load_s, of these
+    disk_load_s: float = 60.0
+
+
+MEMORY = Latencies(save_s=0.05, load_s=10.0, disk_every_s=600.0)  # checkpoints in memory, with copies on other nodes
+_LEAVE = ("device", "device_hang", "node", "corruption", "maintenance")  # the node is not in the next cycle
 
 
 class _Unjudged(Invariants):
@@ -60,6 +67,23 @@ class _Unjudged(Invariants):
     def at_the_end(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Saves:
+    """Of a run: `count` in all, `on_disk` besides. `last_s`: from the first step to the end of the one that is read."""
+
+    count: int
+    on_disk: int
+    last_s: float  # -1 = there is none
+
+
+class ReplayRun(Run):
+    """One cycle of the training."""
+
+    load_s = 0.0
+    needs_disk = False  # what is in memory does not help after this fault
+    saves = Saves(0, 0, -1.0)
+
+
 class _Training(Training):
     """Steps, with a save every `every_s` seconds of work. `saved_s`: work that no fault can take away."""
 
@@ -67,23 +91,40 @@ class _Training(Training):
         super().__init__(world.clock, world.rng, 0.0, 0.0)
         self._world = world
         self.stalled_at = 0.0  # last
+        self.reads_disk = world.latencies.disk_every_s > 0  # the next run does: memory ended with the last allocation
+
+    def run_of(self, plan: Plan) -> Run:
+        """The run that workers of `plan` belong to."""
+        return self.runs.setdefault((plan.term, plan.cycle), ReplayRun(plan.world_size))
 
     def up(self, worker: Worker) -> None:
         """The last rank begins the initialization, which all ranks end together."""
-        run = worker.run
+        run, one = worker.run, self._world.latencies
         run.workers.append(worker)
         if len(run.workers) == run.world_size and not run.broken:
-            run.since = self._clock.now + self._world.latencies.init_s
+            run.since = self._clock.now + one.init_s
+            run.load_s = one.disk_load_s if self.reads_disk else one.load_s
+            self.reads_disk = False
 
     def stall(self, run: Run) -> None:
         """A rank is dead, or hangs."""
         if not run.broken:
-            run.broken, run.tries, self.stalled_at = True, self._saves(run), self._clock.now
+            run.broken, run.saves, self.stalled_at = True, self._saves(run), self._clock.now
 
-    def _saves(self, run: Run) -> int:
-        turn_s = self._world.every_s + self._world.latencies.save_s
-        trained_s = 0.0 if run.since is None else self._clock.now - run.since - self._world.latencies.load_s
-        return max(0, int(trained_s / turn_s))
+    def _saves(self, run: Run) -> Saves:
+        one, every_s = self._world.latencies, self._world.every_s
+        trained_s = 0.0 if run.since is None else max(0.0, self._clock.now - run.since - run.load_s)
+        turn_s = every_s + one.save_s
+        if not one.disk_every_s:
+            count = int(trained_s / turn_s)
+            return Saves(count, 0, count * turn_s)
+        turns = max(1, round(one.disk_every_s / turn_s))  # of a round, which a save to disk ends
+        round_s = turns * turn_s + one.disk_save_s
+        rounds = int(trained_s / round_s)
+        rest = min(turns, int((trained_s - rounds * round_s) / turn_s))
+        if run.needs_disk:
+            return Saves(rounds * turns + rest, rounds, rounds * round_s if rounds else -1.0)
+        return Saves(rounds * turns + rest, rounds, rounds * round_s + rest * turn_s)
 
     def spent(self, worker: Worker, term: int, cycle: int) -> Spent:
         """What the node's page would tell of a rank that ends now."""
@@ -93,10 +134,12 @@ class _Training(Training):
         start_s, up_s = began_s
         if run.since is None or run.since > self._clock.now:
             return Spent(term, cycle, up_s - start_s, 0.0)
-        saves, first_s = run.tries if run.broken else self._saves(run), run.since + one.load_s
-        saved_s = self._clock.now - first_s - saves * (self._world.every_s + one.save_s) if saves else -1.0
-        sections = (SectionTime("checkpointing", saves * one.save_s, saves),) if saves else ()
-        return Spent(term, cycle, up_s - start_s, 0.0, run.since - up_s, one.load_s, 0.0, saved_s, 0.0, sections)
+        saves = run.saves if run.broken else self._saves(run)
+        is_saved = saves.count > 0 and saves.last_s >= 0.0
+        saved_s = self._clock.now - run.since - run.load_s - saves.last_s if is_saved else -1.0
+        blocked_s = saves.count * one.save_s + saves.on_disk * one.disk_save_s
+        sections = (SectionTime("checkpointing", blocked_s, saves.count),) if saves.count else ()
+        return Spent(term, cycle, up_s - start_s, 0.0, run.since - up_s, run.load_s, 0.0, saved_s, 0.0, sections)
 
     def die_with(self, worker: Worker) -> None:
         """Peers block in a collective; nothing ends them but their agents."""
@@ -295,9 +338,16 @@ class ReplayWorld(World):
             return
         worker = self.rng.choice(workers)
         self.left_over[fate] -= 1
+        self._lose_memory(fate[1], worker.run)
         self.fired["coordinator-dies"] += 1  # as far as the judge is told: it may have been the leader's node
         assert isinstance(worker, _Worker)
         getattr(self, f"_{fate[1]}")(worker)
+
+    def _lose_memory(self, kind: str, run: Run) -> None:
+        """What is silently wrong is in memory, too; and with the last spare, the job ends with all its memory."""
+        spares = [one for one in self.living_agents() if not one.living() and not one.host.sick]
+        if self.latencies.disk_every_s and (kind == "corruption" or (kind in _LEAVE and not spares)):
+            run.needs_disk = self.training.reads_disk = True
 
     def _device(self, worker: _Worker) -> None:
         """Its rank dies of it, and the next health check finds it."""

@@ -5,12 +5,15 @@ from statistics import fmean
 import pytest
 from replay_llama3 import PUBLISHED, Replay, findings, run
 from replay_picture import picture
+from replay_world import MEMORY, Latencies
 
 pytestmark = pytest.mark.fast
 
 
-def test_a_small_replay_keeps_every_promise():
-    job = Replay(nodes=2048, spares=6, thin=256, faults=70)
+@pytest.mark.repeats("memory")
+@pytest.mark.parametrize("latencies", [Latencies(), MEMORY], ids=["disk", "memory"])
+def test_a_small_replay_keeps_every_promise(latencies):
+    job = Replay(nodes=2048, spares=6, thin=256, faults=70, latencies=latencies)
     outcomes = [run(job, seed, judged=True) for seed in range(1)]
     assert [one for one in findings(job, outcomes) if "user code" not in one] == []  # six spares: it queues often
     for one in outcomes:
