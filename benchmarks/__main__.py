@@ -7,12 +7,27 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import client, cycles, ends, hang, health, idle, inprocess, join, logs, procfs, ranks, slurm_api, warm
+from benchmarks import (
+    client,
+    cycles,
+    ends,
+    hang,
+    health,
+    idle,
+    inprocess,
+    join,
+    logs,
+    memory_steps,
+    procfs,
+    ranks,
+    slurm_api,
+    warm,
+)
 from benchmarks.figures import Launchers, Result
 from benchmarks.harness import Failure, Launcher, become_subreaper, kill_all_children
 from benchmarks.nvrx_venv import make_venv
 
-_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks, health, logs, slurm_api, warm)
+_MODULES = (cycles, hang, ends, client, idle, join, inprocess, ranks, health, logs, slurm_api, warm, memory_steps)
 FIGURES = [figure for module in _MODULES for figure in module.FIGURES]
 RESULTS = Path(__file__).with_name("results")
 _COLUMNS = ("bare Python", "torchrun", "NVRx 0.4.1", "--ft-warm off", "nvrx-run")
