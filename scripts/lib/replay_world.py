@@ -80,6 +80,23 @@ class ReplayRun(Run):
     saves = Saves(0, 0, -1.0)
 
 
+@dataclass(frozen=True)
+class Saves:
+    """Of a run: `count` in all, `on_disk` besides. `last_s`: from the first step to the end of the one that is read."""
+
+    count: int
+    on_disk: int
+    last_s: float  # -1 = there is none
+
+
+class ReplayRun(Run):
+    """One cycle of the training."""
+
+    load_s = 0.0
+    needs_disk = False  # what is in memory does not help after this fault
+    saves = Saves(0, 0, -1.0)
+
+
 class _Training(Training):
     """Steps, with a save every `every_s` seconds of work. `saved_s`: work that no fault can take away."""
 
@@ -88,6 +105,10 @@ class _Training(Training):
         self._world = world
         self.stalled_at = 0.0  # last
         self.reads_disk = world.latencies.disk_every_s > 0  # the next run does: memory ended with the last allocation
+
+    def run_of(self, plan):
+        """The run that workers of `plan` belong to."""
+        return self.runs.setdefault((plan.term, plan.cycle), ReplayRun(plan.world_size))
 
     def run_of(self, plan):
         """The run that workers of `plan` belong to."""

@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _WORLD = LEAST * RANKS
 _WORKER = Path(__file__).with_name("soak_worker.py")
 _JOB_S = 240.0  # one job; a lost node comes back between two
 _RECOVERY_S = 240.0
+_REST_S = 2.0  # less than a rank may be silent
 _KEEPER_S = 60.0  # an agent that was killed leaves its keeper for 30 s
 _STEPS = 5  # that every rank does after a fault before the next
 _GROWN_MB, _GROWN_FDS = 12.0, 12  # that an agent may gain from its third fault to its last
@@ -174,8 +176,10 @@ class Job:
 
     def processes(self, role):
         """Of this job, oldest first."""
-        found = []
-        for one in self.soak.cluster.scan():
+        found, scan = [], self.soak.cluster.scan
+        if role == "keeper":  # it has little of the environment
+            scan = partial(running_with, str(self.soak.root))
+        for one in scan():
             try:
                 words = Path(f"/proc/{one.pid}/cmdline").read_bytes().decode("utf-8", "replace")
             except OSError:
@@ -359,20 +363,34 @@ def _kill_agent(job):
 
 
 def _damage(job):
-    """A bit in each state that a keeper has, and a rank is killed."""
+    """A bit in each state that a keeper has, and a rank is killed. No save is under way: all have their checksum."""
     keepers = job.processes("keeper")
-    if not keepers:
+    rank = job.rng.randrange(_WORLD)
+    target = init.process(job.pids[rank])
+    if not keepers or target is None or not init.signal_process(target, signal.SIGSTOP):
         return None
+    time.sleep(_REST_S)
     pid, count = job.rng.choice(keepers).pid, 0
-    for path in [*Path(f"/proc/{pid}/fd").iterdir()]:
-        with contextlib.suppress(OSError):
-            if "nvrx-checkpoint" in os.readlink(path):
-                with path.open("r+b", buffering=0) as memory:
-                    byte = memory.read(1)
-                    memory.seek(0)
-                    memory.write(bytes([byte[0] ^ 1]))
-                    count += 1
-    return f"a bit in {count} states of the keeper with pid {pid}; {_signal_rank(signal.SIGKILL)(job)}"
+    with contextlib.suppress(FileNotFoundError):
+        for path in [*Path(f"/proc/{pid}/fd").iterdir()]:
+            count += _flip(path)
+    init.signal_process(target, signal.SIGKILL)
+    job.restarts, job.raised = job.restarts + 1, False
+    return f"a bit in {count} states of the keeper with pid {pid}, and SIGKILL to rank {rank}"
+
+
+def _flip(path):
+    """The lowest bit of the memory of a state; False: it is something else."""
+    try:
+        if "nvrx-checkpoint" not in os.readlink(path):
+            return False
+        with path.open("r+b", buffering=0) as memory:
+            byte = memory.read(1)
+            memory.seek(0)
+            memory.write(bytes([byte[0] ^ 1]))
+    except OSError:
+        return False
+    return True
 
 
 def _lose(job, choose):
