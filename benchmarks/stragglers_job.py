@@ -32,7 +32,7 @@ class Trace(NamedTuple):
 
     slow: int
     said: list[tuple[int, str, list[int]]]
-    steps: list[list[list[float]]]  # by rank: ms of work and wait of each step
+    steps: list[list[list[float]]]  # by rank: ms of work, wait and processor of each step
 
 
 def trace(slow, light, window_s, windows):
@@ -57,12 +57,12 @@ def _said(log):
 
 
 def medians(one, window_s):
-    """By window and rank, the median work and wait in ms."""
-    many = max(3, round(1e3 * window_s / median_low([sum(step) for step in one.steps[0]])))
+    """By window and rank, the median work, wait and processor time in ms."""
+    many = max(3, round(1e3 * window_s / median_low([work + wait for work, wait, _ in one.steps[0]])))
     starts = range(many, min(map(len, one.steps)) - many + 1, many)  # without the first window, as ours
     return [
         [
-            (median_low([work for work, _ in part]), median_low([wait for _, wait in part]))
+            tuple(map(median_low, zip(*part, strict=True)))
             for part in (steps[start : start + many] for steps in one.steps)
         ]
         for start in starts
@@ -75,7 +75,8 @@ def nvrx_flags(traces, window_s):
     if venv is None:
         return None
     told = _RESULTS / "stragglers_windows.json"
-    told.write_text(json.dumps([medians(one, window_s) for one in traces]))
+    windows = [[[rank[:2] for rank in ranks] for ranks in medians(one, window_s)] for one in traces]
+    told.write_text(json.dumps(windows))
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--standalone"]
     command = [str(venv / "bin" / "python"), *launch, str(_HERE / "stragglers_nvrx.py"), str(told)]
     done = subprocess.run(command, capture_output=True, timeout=600, text=True)
@@ -83,6 +84,12 @@ def nvrx_flags(traces, window_s):
         raise Failure(f"NVRx's rule: {done.stderr[-2000:]}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+def busiest(one, window_s):
+    """By window, the ranks that use the processor 10 % longer than the median rank does in each step."""
+    used = ([cpu for _, _, cpu in ranks] for ranks in medians(one, window_s))
+    return [[rank for rank, cpu in enumerate(some) if cpu > 1.1 * median_low(some)] for some in used]
 
 
 def row(name, traces, flagged):
@@ -134,6 +141,7 @@ def _report(traces, theirs, window_s):
         "\n| rule | slow rank named in 3 windows | another one named | clean windows with an alarm |\n|---|---|---|---|"
     )
     print(row("nvrx-run", traces, mine))
+    print(row("processor time of a step", traces, [busiest(one, window_s) for one in traces]))
     for score in theirs[0][0] if theirs else ():
         print(row(f"NVRx: {score}", traces, [[window[score] for window in windows] for windows in theirs]))
     slow = [(one.slow, found) for one, found in zip(traces, mine, strict=True) if one.slow >= 0]

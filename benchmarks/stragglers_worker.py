@@ -17,7 +17,7 @@ WORK_S = 0.04
 
 
 def main(slow, factor, light, life_s, place):
-    """Train for `life_s` seconds; then write down how long each step has worked and waited, in ms."""
+    """Train for `life_s` seconds; then write down ms of work, wait and processor time of each step."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -26,6 +26,7 @@ def main(slow, factor, light, life_s, place):
     monitor.init_workload_monitoring()
     work_s = WORK_S * {int(slow): float(factor), int(light): 0.5}.get(rank, 1.0)
     steps, over, until_s = [], torch.zeros(1), time.monotonic() + float(life_s)
+    cpu_s = time.process_time()
     while not over:
         began_s = time.perf_counter()
         loss = model(torch.ones(16, 64)).sum()
@@ -36,7 +37,9 @@ def main(slow, factor, light, life_s, place):
         over[0] = time.monotonic() >= until_s
         dist.broadcast(over, 0)
         monitor.end_section("backward")
-        steps.append((1e3 * (worked_s - began_s), 1e3 * (time.perf_counter() - worked_s)))
+        before_s, cpu_s = cpu_s, time.process_time()
+        figures = worked_s - began_s, time.perf_counter() - worked_s, cpu_s - before_s
+        steps.append([1e3 * one for one in figures])
     monitor.shutdown_workload_monitoring()
     with open(os.path.join(place, f"rank_{rank}.json"), "w") as file:
         json.dump(steps, file)

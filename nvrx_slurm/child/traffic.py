@@ -45,8 +45,9 @@ def moved(pids: Collection[int]) -> int:
 def _inodes(pid: int) -> Iterator[int]:
     """The inode numbers of a process's sockets."""
     try:
-        with os.scandir(f"/proc/{pid}/fd") as descriptors:
-            links = [os.readlink(one.path) for one in descriptors]
+        links = [
+            os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")
+        ]
     except OSError:  # it ends, or is another user's
         return
     for link in links:

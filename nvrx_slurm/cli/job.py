@@ -123,7 +123,7 @@ def _labels(
     run = shape.run_dir
     watched = None
     if not spec.wrapped:
-        watched = spec.monitored and bool(hang_limits(spec.limits) or spec.inspects_still_ranks)
+        watched = spec.monitored and bool(hang_limits(spec.limits) or spec.inspects_stalls)
     names = (JOB_NAME_ENV, "SLURM_JOB_NAME"), ("SLURM_JOB_USER", "USER"), ("SLURM_JOB_PARTITION",)
     name, user, partition = (
         next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names

@@ -44,7 +44,7 @@ def _hang_note(spec: WorkerSpec) -> str:
     """Whether hangs are noticed, and how."""
     if found := hang_limits(spec.limits):
         return f"hangs are watched for: {', '.join(found)}"
-    if spec.inspects_still_ranks:
+    if spec.inspects_stalls:
         after = in_words(spec.step_timeout_s)
         return f"hangs are looked for after {after} without a step; with heartbeats and their timeout sooner"
     return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"

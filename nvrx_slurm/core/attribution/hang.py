@@ -95,11 +95,9 @@ def stack(rank: RankEvidence) -> str:
 
 def doing(rank: RankEvidence) -> Doing:
     """What it does. A rank without a stack is taken to wait, unless its process is stopped or blocked."""
-    in_collective = any(_WAITS.search(frame) for frame in rank.frames) or any(
-        c.open for c in rank.collectives
-    )
-    if rank.frames and not rank.moves:
-        in_collective = in_collective or _DDP_WAITS.search(rank.frames[0]) is not None
+    in_ddp = not rank.moves and any(map(_DDP_WAITS.search, rank.frames[:1]))
+    in_call = any(map(_WAITS.search, rank.frames))
+    in_collective = in_ddp or in_call or any(c.open for c in rank.collectives)
     # A rank that waits in a collective may be seen in D for a moment: a page is read in, or a driver works.
     if rank.state in _STATES and not (rank.state == "D" and rank.frames and in_collective):
         return Doing.ABSENT

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from nvrx_slurm.core.attribution.hang import Doing, doing, place
 from nvrx_slurm.types import RankEvidence
 
-_TICKS_PER_S = 100
-_IDLE_TICKS = 3.0  # processor time of a process that only waits
-_IDLE_SHARE = 0.01
+_IDLE_TICKS = 3.0  # of 10 ms: processor time of a process that only waits, and for each second
+_IDLE_TICKS_PER_S = 1.0
 _IDLE_TRAFFIC = (
     2048.0  # bytes per second: watchdogs ask the store each second whether the job goes on
 )
@@ -53,7 +52,7 @@ def does(one: RankEvidence, other: RankEvidence, between_s: float) -> str:
         return "does something"
     before = one.work[_READING:]  # looking is work, too
     ticks, moved, sent = (now - then for now, then in zip(other.work, before, strict=False))
-    idle_ticks = _IDLE_TICKS + _IDLE_SHARE * _TICKS_PER_S * between_s
+    idle_ticks = _IDLE_TICKS + _IDLE_TICKS_PER_S * between_s
     if abs(ticks) > idle_ticks:
         return "computes"
     if moved or abs(sent) > _IDLE_TRAFFIC * between_s:

@@ -38,7 +38,6 @@ class Paces:
         self._monitors, self._sections, self._alive, self._tell = monitors, spec.sections, alive, tell
         self._is_wait, self._window_s = spec.is_wait, spec.straggler_window_s
         self._doubt, self._limits = doubt, (spec.step_timeout_factor, spec.step_timeout_s)
-        self._stalls = Stalls(*self._limits)
         self._window_at = 0.0  # when the next one is told
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

@@ -50,8 +50,8 @@ class StartUp:
             return {**env, _PAGE: page}
         if not self._is_there():
             return env
-        path, directory = env.get("PYTHONPATH"), str(self.directory)
-        others = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+        others, directory = dict(env), str(self.directory)
+        path = others.pop("PYTHONPATH", None)
         return {  # in this order, see `warm.steps`
             **others,
             "PYTHONPATH": f"{directory}{os.pathsep}{path}" if path else directory,

@@ -97,7 +97,7 @@ class WorkerSpec(Record):
         return list(self.limits.get("rank_section_timeouts") or ())
 
     @property
-    def inspects_still_ranks(self) -> bool:
+    def inspects_stalls(self) -> bool:
         """Whether ranks that tell nothing are inspected when they make no step for long."""
         return self.step_hook and self.step_timeout_s > 0.0 and self.hang_collect_s > 0.0
 
