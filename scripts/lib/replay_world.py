@@ -80,23 +80,6 @@ class ReplayRun(Run):
     saves = Saves(0, 0, -1.0)
 
 
-@dataclass(frozen=True)
-class Saves:
-    """Of a run: `count` in all, `on_disk` besides. `last_s`: from the first step to the end of the one that is read."""
-
-    count: int
-    on_disk: int
-    last_s: float  # -1 = there is none
-
-
-class ReplayRun(Run):
-    """One cycle of the training."""
-
-    load_s = 0.0
-    needs_disk = False  # what is in memory does not help after this fault
-    saves = Saves(0, 0, -1.0)
-
-
 class _Training(Training):
     """Steps, with a save every `every_s` seconds of work. `saved_s`: work that no fault can take away."""
 
@@ -105,10 +88,6 @@ class _Training(Training):
         self._world = world
         self.stalled_at = 0.0  # last
         self.reads_disk = world.latencies.disk_every_s > 0  # the next run does: memory ended with the last allocation
-
-    def run_of(self, plan):
-        """The run that workers of `plan` belong to."""
-        return self.runs.setdefault((plan.term, plan.cycle), ReplayRun(plan.world_size))
 
     def run_of(self, plan):
         """The run that workers of `plan` belong to."""
@@ -172,6 +151,7 @@ class _Worker(Worker):
         self.run = agent.world.training.run_of(plan)
         self.alive, self.stubborn, self.stuck, self.hung, self.done, self.terms = True, False, False, False, False, 0
         self._plan, world = plan, agent.world
+        assert isinstance(world, ReplayWorld)
         world.invariants.started(self)
         world.clock.after(world.draw(agent, world.latencies.start_s), self._up, world.clock.now)
 
@@ -183,6 +163,7 @@ class _Worker(Worker):
     def signal(self, signum):
         """It ends within the measured time."""
         world = self.agent.world
+        assert isinstance(world, ReplayWorld)
         self.terms += signum != SIGKILL
         world.clock.after(
             0.001 if signum == SIGKILL else world.draw(self.agent, world.latencies.stop_s), self.die, -signum, ""
@@ -190,7 +171,7 @@ class _Worker(Worker):
 
     def seem_hung(self):
         """Its monitor says so."""
-        if self.alive:
+        if self.alive and isinstance(self.agent.world, ReplayWorld):
             hang_s = self.agent.world.latencies.hang_s
             fault = self.fault(FaultKind.HANG, -SIGKILL, f"no heartbeat for {hang_s:g} s")
             self.agent.step(ag.HangSeen(replace(fault, silent_s=hang_s)))
@@ -198,6 +179,7 @@ class _Worker(Worker):
     def evidence(self):
         """All ranks are silent since the first one is."""
         world = self.agent.world
+        assert isinstance(world.training, _Training)
         return replace(super().evidence(), silent_s=world.clock.now - world.training.stalled_at)
 
     def fails(self, kind, code, silent_s, message):
@@ -210,6 +192,7 @@ class _Worker(Worker):
     def _end(self, fault):
         self.alive = False
         training = self.agent.world.training
+        assert isinstance(training, _Training)
         spent = training.spent(self, self._plan.term, self._plan.cycle)
         event = ag.WorkerExited(self.local_rank, fault, spent=spent)
         self.agent.world.clock.after(0.001, self.agent.step, event)
@@ -225,6 +208,7 @@ class _Agent(SimAgent):
     def _beat(self): ...
 
     def _prepare(self):
+        assert isinstance(self.world, ReplayWorld)
         self.world.clock.after(self.world.draw(self, self.world.latencies.preflight_s), self._prepared)
 
     def do(self, command):
@@ -258,6 +242,7 @@ class _Coordinator(SimCoordinator):
 
     def _in_turn(self, stream, do, *args):
         world = self.world
+        assert isinstance(world, ReplayWorld)
         nodes = world.nodes_of(stream.agent) if stream is not None else 1
         self._free_s = max(self._free_s, world.clock.now) + nodes * world.latencies.message_s
         world.clock.at(self._free_s, do, *args)
@@ -285,12 +270,14 @@ class _Coordinator(SimCoordinator):
         """The last one that has decided the end tells what the job was."""
         super().die(why, silently)
         core, now, end = self.core, self.world.clock.now, self.core.ending.end
+        assert isinstance(self.world, ReplayWorld)
         if end is not None and self.world.report.account is None:
             self._account.close(now)
             report = core.ledger.build(core.budget.history, core.job.cycle, now)
             self._tell(ev.JobOver(end.code, end.reason, None, report))
 
     def _tell(self, done):
+        assert isinstance(self.world, ReplayWorld)
         self.world.code, self.world.report = done.code, self._account.complete(done).report
 
 
@@ -349,6 +336,7 @@ class ReplayWorld(World):
         self.left_over[fate] -= 1
         self._lose_memory(fate[1], worker.run)
         self.fired["coordinator-dies"] += 1  # as far as the judge is told: it may have been the leader's node
+        assert isinstance(worker, _Worker)
         getattr(self, f"_{fate[1]}")(worker)
 
     def _lose_memory(self, kind, run):

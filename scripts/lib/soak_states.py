@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import soak_worker
@@ -24,7 +22,7 @@ class States:
     sources: list[str] = field(default_factory=list)
     right: list[Any] = field(default_factory=lambda: [soak_worker.first()])  # after each step without a fault
 
-    def findings(self, run: Path, console: str) -> Iterator[str]:
+    def findings(self, run, console):
         """What a job has done wrong. `console`: what it has said."""
         reached, unsaid = -1, sum(console.count(word) for word in _REASONS)
         for cycle in range(len([*run.glob("cycle_*")])):
@@ -49,12 +47,12 @@ class States:
             if len(last) == self.world:
                 reached = min(last.values())
 
-    def _told(self, step: str) -> str:
+    def _told(self, step):
         while len(self.right) <= int(step):
             self.right.append(soak_worker.stepped(self.right[-1], len(self.right), self.world))
         return str(soak_worker.told(self.right[int(step)]))
 
-    def summary(self) -> str:
+    def summary(self):
         """One line."""
         if not self.lost:
             return "no restart"

@@ -88,16 +88,6 @@ def _loaded(disk):
     return *here[0], "disk"
 
 
-def _loaded(disk):
-    """State, step, and from where."""
-    found = checkpoint.load()
-    if found is not None:
-        return found[0]["state"], found[1], "memory"
-    here = [torch.load(disk) if dist.get_rank() == 0 and disk.exists() else (first(), 0)]
-    dist.broadcast_object_list(here)  # another rank may read it a moment later, when it is newer
-    return *here[0], "disk"
-
-
 def _write(path, text):
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_text(text)
