@@ -39,7 +39,7 @@ _RETRY_S = 60.0
 _MAPPED = GENERATIONS + 1  # one more, where copies take longer than a save
 _TOLD = 2 * GENERATIONS  # saves of a rank: with those that are being fetched
 _MESSAGE_CHARS = 300
-_MOST_LOADS = 16  # of a process that count
+_LOADS = 16  # numbers of saves for each cycle: one after each load
 
 A = TypeVar("A")
 
@@ -54,7 +54,9 @@ class _Keeper:
         self.retry_at = 0.0  # no save asks a keeper that does not answer before
         self._mapped: dict[int, tree.Mapped] = {}  # by inode, in the order of use
         self._monitor: Monitor | None = None
-        self.loads = 0  # what is done again in this process after a load is another save, too
+        self.after = (
+            0  # what is done again after a load is another save than all that ranks had then
+        )
 
     def monitor(self) -> Monitor:
         """The rank monitor, once there is something to tell it."""
@@ -66,7 +68,7 @@ class _Keeper:
         launcher = launcher_pid(os.environ)
         followed = launcher if launcher > 1 else self.pid  # init does not end with the job
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        cycle = _MOST_LOADS * _cycle() + min(self.loads, _MOST_LOADS - 1)
+        cycle = max(_LOADS * _cycle(), self.after)
         joins = m.Join(*_place(), local_world, followed, cycle)
         if self._link is not None and self._link.joins == joins:
             return self._link
@@ -176,7 +178,7 @@ def _copy(flat: tree.Flat, iteration: int) -> None:
 def available() -> int | None:
     """See `checkpoint.available`."""
     with _lock:
-        saves, _ = _common(_held())
+        saves, _, _ = _common(_held())
     return saves[0][1] if saves else None
 
 
@@ -186,7 +188,7 @@ def load(state: Any = None) -> tuple[Any, int] | None:
     parts: list[int] = []
     found = None
     with _lock:
-        saves, why = _common(_held())
+        saves, why, newest = _common(_held())
         said = [] if saves else [why]
         for save in saves:
             part, fill = _fetched(save, tree.ABSENT if state is None else state)
@@ -196,7 +198,7 @@ def load(state: Any = None) -> tuple[Any, int] | None:
                 assert fill is not None
                 found = fill(), save[1]
                 break
-        _of_this_process().loads += 1
+        _of_this_process().after = newest + 1
         _tell(-1 if found is None else found[1], loading.source(parts), began_s, "; ".join(said))
     return found
 
@@ -232,13 +234,14 @@ def _held() -> tuple[list[m.Save], int]:
     return [save for save in answer.saves if save[1] < before], answer.other
 
 
-def _common(own: tuple[list[m.Save], int]) -> tuple[list[m.Save], str]:
-    """Saves that all ranks have, newest first, or why there are none."""
+def _common(own: tuple[list[m.Save], int]) -> tuple[list[m.Save], str, int]:
+    """Saves that all ranks have, newest first, or why there are none; and the newest cycle that any rank has."""
     held, other = own
     padded = (held + [loading.NONE] * _TOLD)[:_TOLD]
     told = _told_to_all([other, *(number for save in padded for number in save)])
     saves = [list(zip(one[1::2], one[2::2], strict=True)) for one in told]
-    return loading.common(saves), loading.nothing(saves, [one[0] for one in told])
+    newest = max(cycle for one in saves for cycle, _ in one)
+    return loading.common(saves), loading.nothing(saves, [one[0] for one in told]), newest
 
 
 def _fetched(save: m.Save, state: Any) -> tuple[Found, Callable[[], Any] | None]:

@@ -11,8 +11,6 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from waits import WAIT_S
-
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth
 from nvrx_slurm.control.client import ControlClient
@@ -24,6 +22,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 
 REPO = Path(__file__).resolve().parents[2]
+WAIT_S = 150.0  # as in `waits`, which a program of this file does not find
 JOB, TOKEN = "job-1", "correct horse"
 SLOW = (30.0, 30.0)  # keepalive that plays no part
 NODE = t.Node("n0", 0, "host0", "127.0.0.1", 2)
