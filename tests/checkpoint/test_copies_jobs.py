@@ -83,7 +83,7 @@ def test_a_rank_and_the_node_of_its_copy_cost_no_more(make, undisturbed):
 
 
 def test_two_coordinators_that_are_lost_one_after_another(make, undisturbed):
-    """The second spare gets what the first cycle and the second one have saved."""
+    """The second spare gets the saves of both cycles before it."""
     job = make("told", spares=2)
     lost = lost_coordinator(job)
     job.reach_the_fault(cycle=1)

@@ -1,4 +1,4 @@
-"""A save, a send or a load is cut off, or takes too long: the weights are the same, and what is lost is said."""
+"""Jobs in which a save, a send or a load is cut off, or takes too long. Their weights equal those of a calm run."""
 
 import os
 import signal

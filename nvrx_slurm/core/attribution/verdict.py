@@ -33,7 +33,10 @@ _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _SURE = 2  # the highest `_level` of what a rank does not do because of another one
-_FULL = ("disk-full", "checkpoint-not-written")  # a disk that nobody frees stays full
+_FULL = (
+    "disk-full",
+    "checkpoint-not-written",
+)  # rules of a full disk, which stays full until somebody frees it
 _MOST_ALIKE = 8  # nodes
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 

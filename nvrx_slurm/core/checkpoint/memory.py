@@ -71,7 +71,7 @@ class RankMemory:
         self.held = newest_first[:GENERATIONS]
 
     def checked(self, one: Generation, checksum: int) -> bool:
-        """A checksum was made (< 0: it cannot be). Whether it is the same as before; what is damaged is not held."""
+        """Whether a new checksum (< 0: none can be made) equals the one before. A damaged state is dropped."""
         if one not in self.held:
             return False
         fits = checksum >= 0 and one.checksum in (-1, checksum)

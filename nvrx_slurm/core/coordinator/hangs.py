@@ -125,7 +125,7 @@ class HangSearch(Part):
         between_s = self._s.look_again_s
         if search.before is None:
             search.before = search.seen
-            search.pending = set()  # who has not answered in time is too late
+            search.pending = set()  # an answer that comes after this is too late
             search.by = now + between_s
             return None
         if not search.pending and proven(search.before, search.seen, between_s):
