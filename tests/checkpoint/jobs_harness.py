@@ -130,10 +130,15 @@ def begins(text, cycle):
 
 def kept(keeper):
     """Rank and iteration of all that a keeper has."""
-    words = Path(f"/proc/{keeper}/cmdline").read_bytes().split(b"\0")
-    (name,) = (word.decode() for word in words if word.startswith(b"nvrx-keeper-"))
     try:
-        with link.connect(name) as connection:
+        words = Path(f"/proc/{keeper}/cmdline").read_bytes().decode().split("\0")
+    except OSError:  # it was the parent of the keeper, that ends when the keeper listens
+        return []
+    names = [word for word in words if word.startswith("nvrx-keeper-")]
+    if not names:  # the same, and nobody has waited for it
+        return []
+    try:
+        with link.connect(names[0]) as connection:
             connection.send(m.requests.encode(m.AskKept()))
             answer = m.answers.decode(connection.recv(m.MAX_PACKET_BYTES))
     except link.KeeperGone:  # it does not listen yet
