@@ -247,7 +247,7 @@ def _silence(agent, heals):
     agent.host.out_last = max(agent.host.out_last, heals)
     accepted = agent.coordinator.accepted if agent.coordinator is not None else []
     for stream in (agent.stream, *accepted):
-        if stream is not None and stream.open_at_agent and stream.open_at_coordinator:
+        if stream is not None:  # where one end has closed it, the word of that may be under way
             stream.fall_silent(heals)
 
 

@@ -170,11 +170,13 @@ class Invariants:
         if (plan.term, plan.cycle) > self._newest:
             return
         agents = self._world.living_agents()
+        leaders = [one for one in self._world.coordinators if one.leads and one is not planner]
         if self._ends:  # the others have left: what a node knows that is out of reach, nobody can hear
-            agents = [agent for agent in agents if not agent.host.out_after(self._world.clock.now)]
+            agents = [one for one in agents if not one.host.out_after(self._world.clock.now)]
+            leaders = [one for one in leaders if not one.host.out_after(self._world.clock.now)]
         # One that was told the end keeps it to itself.
         living = [agent.core.plan for agent in agents if agent.core.node.node_id not in self._told]
-        living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
+        living += [leader.core.job.assignment.shared for leader in leaders]
         self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
         memories = (self._plans, self._places, self._world.training.runs)
         for memory in memories:

@@ -105,6 +105,7 @@ class Training:
         run.finished = True
         run.since = None
         if self.false_alarm:
+            self.false_alarm = False
             run.workers[0].seem_hung()
         for worker in run.workers:
             self._clock.after(self._rng.uniform(0.0, 0.5), worker.succeed)

@@ -23,12 +23,14 @@ from nvrx_slurm.core.coordinator.states import (
     SIGUSR1,
     Stage,
 )
+from nvrx_slurm.core.election.events import MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Entered, Tick, earliest, rows
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
+_LONGEST_TRY_S = 3.0  # to connect to a node that does not answer
 _SIGTERM = 15
 _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
@@ -181,9 +183,16 @@ class Ending(Part):
         self._leave_by = now + self._s.drain_timeout_s
         self._stay_until = now
         if self._quorum.needed:
-            self._stay_until = self._quorum.missed_at + self._s.return_grace_s
+            self._stay_until = self._quorum.missed_at + self._longest_search_s()
         self._roster.send_all(self.end)
         return self._close_if_alone(now)
+
+    def _longest_search_s(self) -> float:
+        """How long a node that can be reached may take to come here from a leader that cannot.
+
+        It holds on to that leader for a part of the lease (`core.election`), and its last try has to fail.
+        """
+        return max(self._s.return_grace_s, MEMBER_SHARE * self._s.lease_s + _LONGEST_TRY_S)
 
     def on_joined(self, event: ev.Joined, now: float) -> Stage:
         """A late agent learns that the job is over."""
