@@ -20,7 +20,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).parent / "views"))
+sys.path.extend(str(Path(__file__).parent / where) for where in ("views", "lib", "../scripts/lib"))
 
 from test_status import GOOD
 from test_why import RESULT

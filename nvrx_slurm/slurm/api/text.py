@@ -24,7 +24,6 @@ from nvrx_slurm.slurm.api.facts import (
 )
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
-_JOB_NAME = re.compile(r"(?<=\sJobName=).*?(?=\sUserId=)", re.DOTALL)
 _REASON = re.compile(r"\sReason=(.*)", re.DOTALL)
 _SET_BY = re.compile(r"\s\[([^\[\]@]*)@[^\[\]]*\]")  # who set it, and when
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", re.MULTILINE)
@@ -70,8 +69,7 @@ def records(text: str, first: str) -> list[str]:
 
 def job(text: str, job_id: int) -> JobFacts:
     """The job with this id in `scontrol show job ID -o`; of an array, whose id its last task has, the first record."""
-    # `Key=` in it is no field
-    found = [_JOB_NAME.sub("", record, count=1) for record in records(text, "JobId")]
+    found = [_without_name(record) for record in records(text, "JobId")]
     if not found:
         raise SlurmError(f"Slurm's answer about job {job_id} has no field JobId: {text[:80]!r}")
     one = next((one for one in found if _field(one, "JobId") == str(job_id)), found[0])
@@ -97,6 +95,13 @@ def job(text: str, job_id: int) -> JobFacts:
         # not of an earlier life
         preempted=0 < started_s <= _unix(_field(one, "PreemptTime")),
     )
+
+
+def _without_name(job: str) -> str:
+    """A job's name is any text: `Key=` in it is no field."""
+    before, key, rest = job.partition(" JobName=")
+    _, next_key, after = rest.partition(" UserId=")
+    return f"{before}{key}{next_key}{after}" if next_key else job
 
 
 def steps(text: str) -> list[StepFacts]:
