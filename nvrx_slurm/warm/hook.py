@@ -35,7 +35,7 @@ def be_executed():
     """Count the steps of the script, and leave no other trace."""
     import nvrx_steps
 
-    del sys.modules["nvrx_steps"]
+    del sys.modules["nvrx_steps"], sys.modules["nvrx_store_wait"]
     _, was_set, python_path = setup.partition("=")
     nvrx_steps.begin(os.path.dirname(__file__), python_path if was_set else None)
 

@@ -4,7 +4,8 @@ torch calls a hook after each step. It is registered as soon as the script has i
 nothing is imported earlier, or in another order. Part of a worker's start-up, see `hook.py`; imports only what every
 interpreter has loaded.
 
-The same registers Python's handler that prints the stacks of all threads, for `nvrx stacks` and for a look at a hang.
+The same registers Python's handler that prints the stacks of all threads, for `nvrx stacks` and for a look at a hang,
+and lets the rank wait for rank 0's store (`store_wait.py`).
 
 PAGE has eight numbers, see `node.monitors.monitors.RankMonitor.page`: the process that holds the page, its descriptor
 and inode, its bytes, the number of its word STEP; descriptor and inode of the file for stacks, and the signal for them.
@@ -14,6 +15,8 @@ import os
 import sys
 from _weakref import ref
 from time import monotonic_ns
+
+from nvrx_store_wait import wait_for_store_first
 
 PAGE = "NVRX_PAGE"
 _MODULE = "torch.optim.optimizer"
@@ -49,6 +52,7 @@ class StepFinder:
             sys.meta_path.remove(self)
         try:
             words = _words(_open(agent, page, inode, os.O_RDWR), size, word)
+            wait_for_store_first()
             add_hook(counter(words, os.getpid()))
             words[_SINCE] = monotonic_ns()
             _print_stacks(_open(agent, stacks, its_inode, os.O_WRONLY | os.O_APPEND), signum)

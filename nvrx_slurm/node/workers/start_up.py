@@ -12,7 +12,7 @@ from nvrx_slurm.system.files import WARM_NAME
 
 _WARM = Path(__file__).parents[2] / "warm"
 # nvrx_NAME in a worker
-_PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "scout", "steps", "template")
+_PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "scout", "steps", "store_wait", "template")
 _HOOK = "sitecustomize"
 _PYC_HEADER_BYTES = 16
 _UNCHECKED = (0b01).to_bytes(4, "little") + bytes(8)  # PEP 552: by the hash of a source that nobody compares
