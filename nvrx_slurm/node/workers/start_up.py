@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import marshal  # noqa: TID251 - only written
 import os
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -14,7 +15,6 @@ _WARM = Path(__file__).parents[2] / "warm"
 # nvrx_NAME in a worker
 _PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "scout", "steps", "store_wait", "template")
 _HOOK = "sitecustomize"
-_PYC_HEADER_BYTES = 16
 _UNCHECKED = (0b01).to_bytes(4, "little") + bytes(8)  # PEP 552: by the hash of a source that nobody compares
 _PAGE = "NVRX_PAGE"  # a variable that no script sees, see `warm.steps`
 
@@ -37,11 +37,11 @@ class StartUp:
         for 40 ms."""
         copy = self.directory / f"{name}.py"
         with contextlib.suppress(OSError):
-            SourceFileLoader(name, os.fspath(source)).get_code(name)  # the bytecode is there now, and up to date
-            code = Path(importlib.util.cache_from_source(source)).read_bytes()[_PYC_HEADER_BYTES:]
+            # not the file in __pycache__: Python may not be allowed to write it, and that of an older source stays
+            code = SourceFileLoader(name, os.fspath(source)).get_code(name)
             compiled = Path(importlib.util.cache_from_source(copy))
             compiled.parent.mkdir(exist_ok=True)
-            compiled.write_bytes(importlib.util.MAGIC_NUMBER + _UNCHECKED + code)
+            compiled.write_bytes(importlib.util.MAGIC_NUMBER + _UNCHECKED + marshal.dumps(code))
         copy.write_bytes(source.read_bytes())
 
     def environment(self, env: dict[str, str], page: str, forked: bool) -> dict[str, str]:
