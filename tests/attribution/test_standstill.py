@@ -1,12 +1,11 @@
 """What two looks at all ranks prove: no pause is taken for a hang."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.attribution.standstill import proven, where
 from nvrx_slurm.core.rank.stalls import Stalls
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import RankEvidence
 
 pytestmark = pytest.mark.fast
@@ -17,74 +16,74 @@ OWN = ("/w/train.py:7 in load",)
 BETWEEN_S = 30.0
 
 
-def seen(
-    rank: int, frames: tuple[str, ...] = WAITS, state: str = "S", work: tuple[int, ...] = (5, 9, 3, 5, 9, 3)
-) -> RankEvidence:
-    return RankEvidence(rank, 0, "n0", state, frames=frames, work=work)
+def seen(rank=1, frames=OWN, state="S", ticks=5, bytes_moved=9, sent=3):
+    return RankEvidence(rank, 0, "n0", state, frames=frames, work=2 * (ticks, bytes_moved, sent))
 
 
-def others(*ranks: RankEvidence) -> list[RankEvidence]:
-    """With two that wait."""
-    return [seen(7), *ranks, seen(8)]
+ONE, OTHERS = seen(), (seen(7, WAITS), seen(8, WAITS))
 
 
-BUSY, BYTES, AT_WORK = (5 + 60, 9, 3, 65, 9, 3), (5, 10, 3, 5, 10, 3), (35, 9, 3, 35, 9, 3)
-ASKS, DOWNLOADS = (5, 9, 50_003, 5, 9, 50_003), (5, 9, 100_003, 5, 9, 100_003)
-# Name: the first look, the second one, whether they prove a hang.
-CASES = {
-    "one sleeps": (others(seen(1, OWN)), others(seen(1, OWN)), True),
-    "a thread of it works a little": (others(seen(1, OWN)), others(seen(1, OWN, "S", AT_WORK)), True),
-    "all wait": (others(), others(), True),
-    "others wait in backward": ([seen(1, OWN), seen(7, BACKWARD)], [seen(1, OWN), seen(7, BACKWARD)], True),
-    "one sleeps below backward": ([seen(7, (*OWN, *BACKWARD))] * 2, [seen(7, (*OWN, *BACKWARD))] * 2, False),
-    "one is stopped": (others(seen(1, (), "T")), others(seen(1, (), "T")), True),
-    "one is traced, all compute": ([seen(1, OWN), seen(2, (), "t")], [seen(1, OWN), seen(2, (), "t")], True),
-    "one computes": (others(seen(1, OWN)), others(seen(1, OWN, "S", BUSY)), False),
-    "one reads": (others(seen(1, OWN)), others(seen(1, OWN, "S", BYTES)), False),
-    "one downloads": (others(seen(1, OWN)), others(seen(1, OWN, "S", DOWNLOADS)), False),
-    "a watchdog of it asks the store": (others(seen(1, OWN)), others(seen(1, OWN, "S", ASKS)), True),
-    "one is somewhere else": (others(seen(1, OWN)), others(seen(1, ("/w/train.py:8 in load",))), False),
-    "one is blocked in the kernel": (others(seen(1, OWN, "D")), others(seen(1, OWN, "D")), False),
-    "those that wait have gone on": (
-        [*others(seen(1, OWN)), seen(9, (*WAITS, "x:1 in y"))],
-        [*others(seen(1, OWN)), seen(9)],
-        False,
-    ),
-    "all are in own code": ([seen(1, OWN), seen(2, OWN)], [seen(1, OWN), seen(2, OWN)], False),
-    "all wait on the processor": (others(), [seen(7, WAITS, "R", BUSY), seen(8)], False),
-    "one has no stack": (others(seen(1, ())), others(seen(1, ())), False),
-    "one was stopped": (others(seen(1, OWN, "T")), others(seen(1, WAITS)), False),
-    "one did not answer": (others(seen(1, OWN)), others(), False),
-    "a node did not answer": (others(seen(1, OWN)), others(seen(1, (), "")), False),
-    "nothing was seen": ([], [], False),
-    "its work is not known": (others(seen(1, OWN, "S", ())), others(seen(1, OWN, "S", ())), False),
+def one(**second):
+    """Two looks: how rank 1 is different at the second one, while two others wait."""
+    return (ONE, *OTHERS), (seen(**second), *OTHERS)
+
+
+def still(*ranks):
+    return ranks, ranks
+
+
+HANGS = {
+    "one sleeps": one(),
+    "a thread of it works a little": one(ticks=35),
+    "a watchdog of it asks the store": one(sent=50_003),
+    "one is stopped": still(seen(frames=(), state="T"), *OTHERS),
+    "all wait": still(*OTHERS),
+    "others wait in backward": still(ONE, seen(7, BACKWARD)),
+    "one is traced, all compute": still(ONE, seen(2, (), "t")),
+}
+GO_ON = {
+    "one computes": one(ticks=65),
+    "one reads": one(bytes_moved=10),
+    "one downloads": one(sent=100_003),
+    "one is somewhere else": one(frames=("/w/train.py:8 in load",)),
+    "one is blocked in the kernel": still(seen(state="D"), *OTHERS),
+    "one has no stack": still(seen(frames=()), *OTHERS),
+    "one was stopped": ((seen(state="T"), *OTHERS), (seen(frames=WAITS), *OTHERS)),
+    "one sleeps below backward": still(seen(7, (*OWN, *BACKWARD))),
+    "those that wait have gone on": ((ONE, OTHERS[0], seen(8, (*WAITS, "x:1 in y"))), (ONE, *OTHERS)),
+    "all are in own code": still(ONE, seen(2)),
+    "all wait on the processor": (OTHERS, (seen(7, WAITS, "R", 65), OTHERS[1])),
+    "one did not answer": ((ONE, *OTHERS), OTHERS),
+    "a node did not answer": one(frames=(), state=""),
+    "nothing was seen": still(),
+    "its work is not known": still(replace(ONE, work=()), *OTHERS),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_only_a_standstill_is_a_hang(case: str) -> None:
-    first, second, is_hang = CASES[case]
-    assert proven(first, second, BETWEEN_S) is is_hang
+@pytest.mark.parametrize("case", [*HANGS, *GO_ON])
+def test_only_a_standstill_is_a_hang(case):
+    assert proven(*(HANGS | GO_ON)[case], BETWEEN_S) is (case in HANGS)
 
 
-def test_where_all_are_is_one_line() -> None:
-    second = [*others(seen(1, OWN, "S", BUSY)), seen(2, ("/w/save.py:1 in save",), "D")]
-    said = where([*others(seen(1, OWN)), seen(2, ("/w/save.py:1 in save",), "D")], second, BETWEEN_S)
-    assert said == (
+def test_where_all_are_is_one_line():
+    slow = seen(2, ("/w/save.py:1 in save",), "D")
+    first, second = one(ticks=65)
+    assert where((*first, slow), (*second, slow), BETWEEN_S) == (
         "rank 7 waits at /w/train.py:4 in step, as 1 more; rank 1 computes at /w/train.py:7 in load; "
         "rank 2 is blocked in the kernel at /w/save.py:1 in save"
     )
 
 
-def test_a_limit_is_learned_and_doubles_until_the_next_step() -> None:
+def test_a_limit_is_learned_and_doubles_until_the_next_step():
     stalls = Stalls(10.0, 600.0)
 
-    def at(now_s: float, steps: int = 50, longest_s: float = 3.0, last_s: float = 1000.0) -> bool:
+    def at(now_s, steps=50, longest_s=3.0, last_s=1000.0):
         times = RankTimes(0.0, now_s, last_s=last_s, beats=steps, longest_s=longest_s)
         return bool(stalls.judge(0, times))
 
-    assert [at(1599.0), at(1600.0), at(1605.0), at(2199.0), at(2201.0)] == [False, True, False, False, True]
-    assert [at(3401.0), at(3402.0)] == [False, True]
+    assert [*map(at, (1599.0, 1600.0, 1605.0, 2199.0, 2201.0))] == [False, True, False, False, True]
+    assert [*map(at, (3401.0, 3402.0))] == [False, True]
     assert [at(4100.0, 51, last_s=3500.0), at(9000.0, 19), at(9000.0, longest_s=0.0)] == [True, False, False]
     assert [at(1600.0, 60, 61.0), at(1610.0, 60, 61.0)] == [False, True]
-    assert not Stalls(10.0, 0.0).judge(0, RankTimes(0.0, 9000.0, last_s=1.0, beats=50, longest_s=1.0))
+    stalls = Stalls(10.0, 0.0)
+    assert not at(9000.0)

@@ -1,29 +1,30 @@
-"""A training script that imports nothing of nvrx_slurm. Each rank trains in another way: step_kinds.py OUT KIND ...
+"""A training script that imports nothing of nvrx_slurm. Each rank trains in another way: step_kinds.py OUT [KIND ...]
 
-Prints one line of JSON: kind, steps that were made, steps in the page of the rank (null: it has none), digest of the
-weights, what the process would not have under torchrun, and for a compiled step its graphs and breaks.
+Writes OUT/KIND.json: steps that were made, steps in the page of the rank (null: it has none), digest of the weights,
+what the process would not have under torchrun, and for a compiled step its graphs and breaks.
 """
 
 FOUND = sorted(__import__("sys").modules)
 
 import os  # noqa: E402
+import re  # noqa: E402
 import sys  # noqa: E402
 
 with open("/proc/self/environ", "rb") as _file:
-    KERNEL = _file.read()
+    KERNEL = _file.read().decode().split("\0")
+OURS = re.compile(r"(nvrx|torch|ctypes|mmap|json|NVRX_PAGE|NVRX_TEMPLATE|PYTHONPATH=.*/warm)|/.*nvrx.*warm$")
 TRACES = [
-    *(name for name in FOUND if name.startswith(("nvrx", "torch", "ctypes", "mmap", "json"))),
-    *(name for name in os.environ if name in ("NVRX_PAGE", "NVRX_TEMPLATE")),
-    *(path for path in sys.path if "nvrx" in path and path.endswith("warm")),
-    *(one.decode() for one in KERNEL.split(b"\0") if one.startswith((b"NVRX_PAGE", b"NVRX_TEMPLATE"))),
-    *(one.decode() for one in KERNEL.split(b"\0") if one.startswith(b"PYTHONPATH=") and b"/warm" in one),
+    *filter(OURS.match, [*FOUND, *os.environ, *sys.path, *KERNEL]),
     *(name for name in os.listdir("/proc/self/fd") if int(name) > 3),  # 3 is this listing's own
 ]
 
 import hashlib  # noqa: E402
 import json  # noqa: E402
+from functools import partial  # noqa: E402
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.optim import SGD, Adafactor, Adam, AdamW  # noqa: E402
 
 STEPS = 6
 
@@ -37,219 +38,176 @@ def loss_of(net):
     return net(torch.ones(4, 8)).square().mean()
 
 
-def train(net, optimizer, steps=STEPS):
+def backward(net, optimizer):
+    optimizer.zero_grad()
+    loss = loss_of(net)
+    loss.backward()
+    return loss
+
+
+def train(net, optimizer, steps=STEPS, step=None):
     for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(net).backward()
-        optimizer.step()
+        backward(net, optimizer)
+        (step or optimizer.step)()
     return steps
 
 
-def plain(make):
-    def run():
-        net = model()
-        return net, train(net, make(net.parameters()))
-
-    return run
+def plain(make, **flags):
+    return lambda net: train(net, make(net.parameters(), **flags))
 
 
-def lbfgs():
-    net = model()
+def sgd(net):
+    return SGD(net.parameters())
+
+
+def lbfgs(net):
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(net)
-        loss.backward()
-        return loss
-
-    for _ in range(STEPS):
-        optimizer.step(closure)
-    return net, STEPS
+    return train(net, optimizer, step=lambda: optimizer.step(partial(backward, net, optimizer)))
 
 
-def scaler():
+def scaler(net):
     """Each third step is skipped: its gradients are infinite."""
-    net = model()
-    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.01), torch.amp.GradScaler("cpu")
+    optimizer, scaler = sgd(net), torch.amp.GradScaler("cpu")
     for number in range(STEPS):
         optimizer.zero_grad()
         scaler.scale(loss_of(net) * (float("inf") if number % 3 == 2 else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-    return net, STEPS - STEPS // 3
+    return STEPS - STEPS // 3
 
 
-def accumulation():
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    for number in range(4 * STEPS):
-        loss_of(net).backward()
-        if number % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-    return net, STEPS
+def accumulation(net):
+    optimizer = sgd(net)
+    return train(net, optimizer, step=lambda: (loss_of(net).backward(), optimizer.step()))
 
 
-def scheduled():
-    net = model()
-    optimizer = torch.optim.AdamW(net.parameters())
+def scheduled(net):
+    optimizer = AdamW(net.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    for _ in range(STEPS):
-        train(net, optimizer, 1)
-        scheduler.step()
-    return net, STEPS
+    return train(net, optimizer, step=lambda: (optimizer.step(), scheduler.step()))
 
 
-def gan():
+def gan(net):
     """The first optimizer makes three steps for each of the second."""
-    net, other = model(), model()
-    first, second = torch.optim.Adam(net.parameters()), torch.optim.Adam(other.parameters())
+    other = model()
+    first, second = Adam(net.parameters()), Adam(other.parameters())
     for _ in range(STEPS):
         train(net, first, 3)
         train(other, second, 1)
-    return net, 3 * STEPS
+    return 3 * STEPS
 
 
-def by_groups():
+def by_groups(net):
     """A call for each group of parameters, as DeepSpeed makes them."""
-    net = model()
-    optimizer = torch.optim.SGD([{"params": [one]} for one in net.parameters()], 0.01)
+    optimizer = SGD([{"params": [one]} for one in net.parameters()])
     groups = optimizer.param_groups
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(net).backward()
+
+    def step():
         for one in groups:
             optimizer.param_groups = [one]
             optimizer.step()
         optimizer.param_groups = groups
-    return net, STEPS
+
+    return train(net, optimizer, step=step)
 
 
-def replaced():
+def replaced(net):
     """Its parameters become others, as those of a model that is made on another device."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    train(net, optimizer, 2)
-    other = model()
-    net.load_state_dict(other.state_dict(), assign=True)
+    optimizer = sgd(net)
+    made = train(net, optimizer)
+    net.load_state_dict(model().state_dict(), assign=True)
     optimizer.param_groups[0]["params"] = [*net.parameters()]
-    return net, 2 + train(net, optimizer)
+    return made + train(net, optimizer)
 
 
-def trial():
+def trial(net):
     """An optimizer that is gone before the training begins, as of a search for the learning rate: its steps count."""
-    net = model()
-    train(net, torch.optim.SGD(net.parameters(), 0.01), 2)
-    return net, 2 + train(net, torch.optim.AdamW(net.parameters()))
+    return train(net, sgd(net), 2) + train(net, AdamW(net.parameters()))
 
 
 def group():
-    import torch.distributed as dist
-
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return dist
 
 
-def zero():
+def zero(net):
     group()
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    net = model()
-    return net, train(net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01))
+    return train(net, ZeroRedundancyOptimizer(net.parameters(), AdamW, lr=0.01))
 
 
-def fsdp2():
+def fsdp2(net):
     group()
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    net = model()
-    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
-    return net, train(net, torch.optim.AdamW(net.parameters()))
+    fully_shard(net, mesh=dist.init_device_mesh("cpu", (1,)))
+    return train(net, AdamW(net.parameters()))
 
 
-def ddp():
+def ddp(net):
     group()
-    net = torch.nn.parallel.DistributedDataParallel(model())
-    return net.module, train(net, torch.optim.SGD(net.parameters(), 0.01))
+    return train(torch.nn.parallel.DistributedDataParallel(net), sgd(net))
 
 
 class Users(torch.optim.Optimizer):
-    def __init__(self, params):
-        super().__init__(params, {"lr": 0.01})
-
     @torch.no_grad()
     def step(self, closure=None):
-        for group in self.param_groups:
-            for param in group["params"]:
-                param.sub_(param.grad, alpha=group["lr"])
+        for param in self.param_groups[0]["params"]:
+            param.sub_(param.grad, alpha=0.01)
 
 
-class Nested(torch.optim.SGD):
+class Nested(SGD):
     """Its step calls that of its base, around which torch has its hooks, too."""
 
     def step(self, closure=None):
         return super().step(closure)
 
 
-def nested():
-    net, other = model(), model()
-    made = train(net, Nested(net.parameters(), 0.01))
-    train(other, torch.optim.SGD(other.parameters(), 0.01))  # from now on the step of the base is wrapped
-    optimizer = Nested(net.parameters(), 0.01)
-    return net, made + STEPS + train(net, optimizer)
+def nested(net):
+    """From its second optimizer on the step of the base is wrapped."""
+    return sum(train(net, make(net.parameters())) for make in (Nested, SGD, Nested))
 
 
-def in_a_child():
+def in_a_child(net):
     """A child that was forked makes steps, which are not those of the rank."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    train(net, optimizer, 2)
+    optimizer = sgd(net)
+    made = train(net, optimizer)
     pid = os.fork()
     if not pid:
         train(net, optimizer)
         os._exit(0)
     os.waitpid(pid, 0)
-    return net, 2 + train(net, optimizer)
+    return made
 
 
-def closes_all():
+def closes_all(net):
     os.closerange(3, 4096)
-    net = model()
-    return net, train(net, torch.optim.SGD(net.parameters(), 0.01))
+    return train(net, sgd(net))
 
 
 GRAPHS = []
 
 
-def compiled():
+def compiled(net):
     """The step alone; eager code for a backend, since there may be no compiler."""
-    import torch._dynamo
-
-    net = model()
-    optimizer = torch.optim.AdamW(net.parameters())
 
     def note(graph, inputs):
         GRAPHS.append(len(graph.graph.nodes))
         return graph.forward
 
-    step = torch.compile(optimizer.step, backend=note)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(net).backward()
-        step()
+    optimizer = AdamW(net.parameters())
+    made = train(net, optimizer, step=torch.compile(optimizer.step, backend=note))
     counters = torch._dynamo.utils.counters
     GRAPHS.append({name: dict(counters[name]) for name in ("stats", "graph_break")})
-    return net, STEPS
+    return made
 
 
 KINDS = {
-    "sgd": plain(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9)),
-    "adamw": plain(torch.optim.AdamW),
-    "foreach": plain(lambda p: torch.optim.AdamW(p, foreach=True)),
-    "fused": plain(lambda p: torch.optim.AdamW(p, fused=True)),
-    "adafactor": plain(torch.optim.Adafactor),
+    "sgd": plain(SGD, momentum=0.9),
+    "adamw": plain(AdamW),
+    "foreach": plain(AdamW, foreach=True),
+    "fused": plain(AdamW, fused=True),
+    "adafactor": plain(Adafactor),
     "lbfgs": lbfgs,
     "scaler": scaler,
     "accumulation": accumulation,
@@ -261,7 +219,7 @@ KINDS = {
     "zero": zero,
     "fsdp2": fsdp2,
     "ddp": ddp,
-    "users": plain(Users),
+    "users": plain(Users, defaults={}),
     "nested": nested,
     "in_a_child": in_a_child,
     "closes_all": closes_all,
@@ -274,19 +232,24 @@ def page():
     import ctypes
 
     with open("/proc/self/maps") as maps:
-        places = [line.split("-")[0] for line in maps if "memfd:nvrx-rank" in line]
-    return (ctypes.c_int64 * 5).from_address(int(places[0], 16) + 8 * 24)[:] if places else None
+        place = re.search(r"^(\w+)-.*memfd:nvrx-rank", maps.read(), re.M)
+    return (ctypes.c_int64 * 5).from_address(int(place[1], 16) + 8 * 24)[:] if place else None
 
 
 def digest(net):
-    values = [value.full_tensor() if hasattr(value, "full_tensor") else value for value in net.state_dict().values()]
+    values = [getattr(value, "full_tensor", value.clone)() for value in net.state_dict().values()]
     return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
 
 
-if __name__ == "__main__":
-    kind = sys.argv[2 + int(os.environ["RANK"])]
-    net, made = KINDS[kind]()
-    words = page()
-    facts = {"kind": kind, "made": made, "words": words, "weights": digest(net), "traces": TRACES, "graphs": GRAPHS}
-    with open(f"{sys.argv[1]}/{kind}.json", "w") as file:
-        json.dump({**facts, "forked": "torch" in getattr(sys.meta_path[0], "entries", {})}, file)
+kind = (sys.argv[2:] or [*KINDS])[int(os.environ["RANK"])]
+net = model()
+facts = {
+    "made": KINDS[kind](net),
+    "words": page(),
+    "weights": digest(net),
+    "traces": TRACES,
+    "graphs": GRAPHS,
+    "forked": "torch" in getattr(sys.meta_path[0], "entries", {}),
+}
+with open(f"{sys.argv[1]}/{kind}.json", "w") as file:
+    json.dump(facts, file)

@@ -1,10 +1,11 @@
-"""A script that imports nothing of ours, trains, and then pauses or hangs: `step_zoo.py KIND RANK [ddp]`.
+"""A script that imports nothing of ours, trains, and then pauses or hangs: `step_zoo.py KIND RANK`.
 
-A pause ends when the test has seen what the launcher says of it. A hang ends with its process.
+A pause ends when the test has seen what the launcher says of it. A hang ends with its process. KIND/ddp trains in DDP.
 """
 
+import asyncio
+import ctypes
 import fcntl
-import hashlib
 import multiprocessing
 import os
 import queue
@@ -15,58 +16,44 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import zlib
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import torch
 import torch.distributed as dist
 
 HERE = Path(os.environ["NVRX_TEST_GATES"])
-ENDED = HERE / "told"
+ENDED, MADE = HERE / "told", HERE / "made"
 EVERY_S = 0.1
+BLOCK = bytes(1 << 20)
 SHELL_LOOP = f"while [ ! -e {ENDED} ]; do :; done"
+SHELL_LINES = f"while sleep {EVERY_S}; do echo evaluated; done"
 PYTHON_LOOP = f"import os\nwhile not os.path.exists({str(ENDED)!r}): pass"
 FORK = multiprocessing.get_context("fork")
 
 
-def told():
-    return os.access(ENDED, os.F_OK)  # tells by its result: faulthandler's handler does not keep errno
-
-
-def busy(act):
-    while not told():
+def repeat(act, every_s=0.0):
+    while not os.access(ENDED, os.F_OK):  # tells by its result: faulthandler's handler does not keep errno
         act()
+        if every_s:
+            time.sleep(every_s)
 
 
-def compute():
-    busy(lambda: None)
+def idle():
+    time.sleep(600.0)
 
 
-def each(act):
-    """As slowly as a loaded file system."""
-    while not told():
-        act()
-        time.sleep(EVERY_S)
-
-
-class Items(torch.utils.data.Dataset):
-    """One item, made by `act`."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        self.act()
-        return torch.zeros(1)
+compute = partial(repeat, int)
+compress = partial(zlib.compress, BLOCK)
 
 
 def load(act):
-    list(torch.utils.data.DataLoader(Items(act), num_workers=1, multiprocessing_context="fork"))
+    """One batch, made by `act`."""
+    flags = {"num_workers": 1, "multiprocessing_context": "fork"}
+    list(torch.utils.data.DataLoader([0], collate_fn=lambda items: act(), **flags))
 
 
 def read():
@@ -74,62 +61,12 @@ def read():
 
 
 def write():
-    with open(HERE / f"written-{os.getpid()}", "wb") as file:
-        file.write(bytes(1 << 16))
+    with open(MADE, "wb") as file:
+        file.write(BLOCK)
         os.fsync(file.fileno())
 
 
-def far(serve):
-    """The address of a process that serves one connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def begin():
-        connection, _ = listener.accept()
-        serve(connection)
-
-    FORK.Process(target=begin, daemon=True).start()
-    return listener.getsockname()
-
-
-def sends(connection):
-    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-    while True:  # until its reader has gone
-        connection.sendall(bytes(1 << 16))
-        time.sleep(EVERY_S)
-
-
-def takes(connection):
-    while connection.recv(1 << 16):
-        time.sleep(EVERY_S)
-
-
-def downloads():
-    with socket.create_connection(far(sends)) as connection:
-        busy(lambda: connection.recv(1 << 16))
-
-
-def downloads_by_http():
-    host, port = far(sends)
-    with urllib.request.urlopen(f"http://{host}:{port}") as answer:
-        busy(lambda: answer.read(1 << 16))
-
-
-def uploads():
-    with socket.create_connection(far(takes)) as connection:
-        while not told():
-            connection.sendall(bytes(1 << 16))
-
-
-def reads_a_pipe():
-    with subprocess.Popen([sys.executable, "-uc", f"import time\nwhile True: print('x'); time.sleep({EVERY_S})"],
-                          stdout=subprocess.PIPE) as child:  # fmt: skip
-        while not told():
-            child.stdout.readline()
-        child.kill()
-
-
-def forks():
-    one = FORK.Process(target=compute)
+def join(one):
     one.start()
     one.join()
 
@@ -139,46 +76,59 @@ def in_a_pool():
         pool.apply(compute)
 
 
-def in_an_executor():
-    with ProcessPoolExecutor(1, FORK) as pool:
-        pool.submit(compute).result()
+def submit(pool, act):
+    with pool:
+        pool.submit(act).result()
 
 
-def in_a_thread():
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(busy, lambda: hashlib.sha256(bytes(1 << 20))).result()
+def peer(serve):
+    """The address of a process that serves one connection, until that is closed."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    FORK.Process(target=lambda: serve(listener.accept()[0]), daemon=True).start()
+    return listener.getsockname()
 
 
-PAUSES = {
-    "evaluates": lambda: busy(lambda: torch.mm(torch.ones(99, 99), torch.ones(99, 99))),
-    "compresses": lambda: busy(lambda: zlib.compress(bytes(1 << 20))),
+def sends(connection):
+    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    while True:
+        connection.sendall(bytes(1 << 16))
+        time.sleep(EVERY_S)
+
+
+def takes(connection):
+    while connection.recv(1 << 16):
+        time.sleep(EVERY_S)
+
+
+def connect(serve):
+    return socket.create_connection(peer(serve))
+
+
+COMPUTES = {
+    "evaluates": partial(torch.mm, torch.ones(99, 99), torch.ones(99, 99)),
+    "compresses": compress,
     "counts": compute,
-    "in_a_thread": in_a_thread,
-    "forks": forks,
+    "in_a_thread": lambda: submit(ThreadPoolExecutor(1), partial(repeat, compress)),
+    "forks": lambda: join(FORK.Process(target=compute)),
     "in_a_pool": in_a_pool,
-    "in_an_executor": in_an_executor,
-    "compiles": lambda: subprocess.run(["sh", "-c", SHELL_LOOP], check=True),
-    "starts_python": lambda: subprocess.run([sys.executable, "-c", PYTHON_LOOP], check=True),
+    "in_an_executor": lambda: submit(ProcessPoolExecutor(1, FORK), compute),
+    "compiles": lambda: subprocess.check_call(["sh", "-c", SHELL_LOOP]),
+    "starts_python": lambda: subprocess.check_call([sys.executable, "-c", PYTHON_LOOP]),
     "loads_and_computes": lambda: load(compute),
-    "loads_and_reads": lambda: load(lambda: each(read)),
-    "reads": lambda: each(read),
-    "writes": lambda: each(write),
-    "saves": lambda: each(lambda: torch.save(torch.zeros(999), HERE / f"saved-{os.getpid()}")),
-    "copies": lambda: each(lambda: shutil.copy(__file__, HERE / f"copied-{os.getpid()}")),
-    "prints": lambda: each(lambda: print("evaluated one more", flush=True)),
-    "reads_a_pipe": reads_a_pipe,
-    "downloads": downloads,
-    "downloads_by_http": downloads_by_http,
-    "uploads": uploads,
 }
-
-
-def in_c():
-    import ctypes
-
-    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
-    while lock(mutex) == 0:
-        pass
+# As slowly as a loaded file system, or a peer that is far.
+MOVES = {
+    "loads_and_reads": lambda: load(lambda: repeat(read, EVERY_S)),
+    "reads": read,
+    "writes": write,
+    "saves": lambda: torch.save(torch.zeros(999), MADE),
+    "copies": lambda: shutil.copy(__file__, MADE),
+    "prints": lambda: print("evaluated one more", flush=True),
+    "reads_a_pipe": lambda: repeat(subprocess.Popen(["sh", "-c", SHELL_LINES], stdout=subprocess.PIPE).stdout.readline),
+    "downloads": lambda: repeat(partial(connect(sends).recv, 1 << 16)),
+    "downloads_by_http": lambda: repeat(partial(urlopen("http://{}:{}".format(*peer(sends))).read, 1 << 16)),
+    "uploads": lambda: repeat(partial(connect(takes).sendall, bytes(1 << 16))),
+}
 
 
 def locks_twice():
@@ -188,12 +138,11 @@ def locks_twice():
 
 
 def waits_for_a_lock_of_another():
-    path = HERE / "lock"
-    held = FORK.Event()
-    take = (lambda: fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX), held.set, idle)
-    FORK.Process(target=lambda: [act() for act in take]).start()
-    held.wait()
-    fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+    with open(HERE / "lock", "wb") as file, open(HERE / "lock") as again:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        FORK.Process(target=idle).start()  # it holds the lock, too
+        file.close()
+        fcntl.flock(again, fcntl.LOCK_EX)
 
 
 def opens_a_fifo():
@@ -206,29 +155,10 @@ def hears_nothing():
     near.recv(1)
 
 
-def joins_a_thread():
-    thread = threading.Thread(target=idle, daemon=True)
-    thread.start()
-    thread.join()
-
-
-def idle():
-    time.sleep(600.0)
-
-
-def of_an_event_loop():
-    import asyncio
-
-    async def wait():
-        await asyncio.Event().wait()
-
-    asyncio.run(wait())
-
-
 HANGS = {
     "sleeps": idle,
     "stops": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "in_c": in_c,
+    "in_c": lambda: ctypes.CDLL(None).sem_wait(ctypes.create_string_buffer(64)),
     "locks_twice": locks_twice,
     "of_a_queue": lambda: queue.Queue().get(),
     "of_a_queue_of_processes": lambda: FORK.Queue().get(),
@@ -236,22 +166,22 @@ HANGS = {
     "hears_nothing": hears_nothing,
     "reads_an_empty_pipe": lambda: os.read(os.pipe()[0], 1),
     "opens_a_fifo": opens_a_fifo,
-    "waits_for_a_child": lambda: subprocess.run(["sleep", "600"], check=True),
+    "waits_for_a_child": lambda: subprocess.check_call(["sleep", "600"]),
     "waits_for_a_loader": lambda: load(idle),
     "waits_for_a_lock_of_another": waits_for_a_lock_of_another,
-    "joins_a_thread": joins_a_thread,
+    "joins_a_thread": lambda: join(threading.Thread(target=idle, daemon=True)),
     "waits_for_a_signal": lambda: signal.sigwait({signal.SIGUSR1}),
-    "of_an_event_loop": of_an_event_loop,
+    "of_an_event_loop": lambda: asyncio.new_event_loop().run_forever(),
     "asks_the_store": lambda: dist.distributed_c10d._get_default_store().get("nobody sets this"),
     "leaves_out_a_collective": dist.barrier,
 }
 
 
 def main():
-    kind, who = sys.argv[1], int(sys.argv[2])
+    kind, _, ddp = sys.argv[1].partition("/")
     dist.init_process_group("gloo")
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    if ddp := sys.argv[3:]:
+    if ddp:
         net = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
 
@@ -263,8 +193,8 @@ def main():
             optimizer.step()
 
     train(25)
-    if os.environ["NVRX_CYCLE"] == "0" and dist.get_rank() == who:
-        (PAUSES | HANGS)[kind]()
+    if os.environ["NVRX_CYCLE"] == "0" and dist.get_rank() == int(sys.argv[2]):
+        repeat((COMPUTES | MOVES | HANGS)[kind], EVERY_S * (kind in MOVES))
     train(5)
     dist.barrier()
     os._exit(0)

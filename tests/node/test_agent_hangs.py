@@ -130,17 +130,40 @@ def test_a_rank_that_does_not_end_is_named(rig, deed, other, why):
     assert (cause["kind"], cause["rank"]) == ("hang", 1) and why in cause["message"]
 
 
-def test_live_ranks_are_looked_at_and_go_on(rig):
-    one = rig.run(rig.script(CLIENT + "def here():\n    gate()\nsay('up')\nhere()"), "--nproc-per-node=2")
+LIVE = """
+import torch
+def wait_for_ever():
+    say("up")
+    gate("end")
+def work():
+    wait_for_ever()
+if sys.argv[1] == "closes":
+    os.closerange(3, 4096)
+    mine = open(sys.argv[2], "w")
+work()
+"""
+STACK = re.compile(r"work.py\W+line \d+ in wait_for_ever\n.*work.py\W+line \d+ in work$", re.M)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", ["calls", "keeps", "closes"])
+@pytest.mark.parametrize("warm", ["--ft-preload=torch", "--ft-warm=off"])
+def test_live_ranks_are_looked_at_and_go_on(rig, warm, way):
+    """Also those that never call us. One that closes descriptors has no stack, and nothing gets into its files."""
+    own = rig.dir / "own"
+    own.touch()
+    script = rig.script(CLIENT * (way == "calls") + LIVE)
+    one = rig.run(script, "--nproc-per-node=2", warm, args=(way, str(own)))
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up")
     one.monitored()
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(rig.run_dir)]
     shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True) for _ in range(2)]
     for told in shown:
-        assert told.returncode == 0 and len(re.findall(r"work.py\W+line \d+ in here$", told.stdout, re.M)) == 2, told
+        assert told.returncode == 0 and len(STACK.findall(told.stdout)) == 2 * (way != "closes"), told
         assert [f"rank {rank} on node" in told.stdout for rank in (0, 1)] == [True, True]
-    rig.open()
+    assert own.read_text() == ""
+    rig.open("end")
     assert one.wait() == 0 and "10 min without a step" in one.text
     ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True)
     assert ended.returncode == 2 and "no rank of" in ended.stderr
