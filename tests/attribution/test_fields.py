@@ -56,6 +56,29 @@ LINES = {
     },
     "RuntimeError: [pair.cc:538] Connection closed by peer [10.0.0.7]:4711": {"peer": "10.0.0.7"},
     "NET/OFI Request 0x7f0d completed with error. RC: 21. Error: unknown error": {"code": "21"},
+    "NVRM: Xid (PCI:0000:3b:00): 45, pid=1, name=python, Ch 01 caused by previous Xid 149": {
+        "device": "PCI:0000:3b:00", "code": "149",
+    },
+    "socketStartConnect: Connect to fe80::96:ae%ib1<17943> failed : Software caused connection abort": {
+        "to": "fe80::96:ae%ib1", "unmade": "Software caused connection abort",
+    },
+    "socketPollConnect: connect to 10.0.0.9<4711> returned No route to host, retrying": {
+        "to": "10.0.0.9", "unmade": "No route to host",
+    },
+    "btl_tcp: connect() to 10.1.2.3:1024 failed: Cannot assign requested address (99)": {
+        "to": "10.1.2.3", "unmade": "Cannot assign requested address",
+    },
+    "connect(fd=52, dest_addr=10.0.0.9:39311) failed: Operation not permitted": {
+        "to": "10.0.0.9", "unmade": "Operation not permitted",
+    },
+    "socketStartConnect: ... failed : Software caused connection abort": {"unmade": "Software caused connection abort"},
+    "HTTP Error 429 thrown while requesting GET https://x/y": {"http": "429"},
+    "503 Server Error: Service Unavailable for url: https://x/y": {"http": "503"},
+    "google.api_core.exceptions.ServiceUnavailable: 503 GET https://x/y": {"http": "503"},
+    "server returned HTTP response code: 502 for URL": {"http": "502"},
+    "AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 28": {
+        "s3": "NETWORK_CONNECTION", "op": "GetObject",
+    },
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=python": {"constraint": "MEMCG"},
     "libc.so.6: version `GLIBC_2.32' not found (required by x.so)": {"code": "GLIBC_2.32"},
     "(raylet) The node with node id: 4b and node name: n7 has been marked dead because": {"node": "n7"},

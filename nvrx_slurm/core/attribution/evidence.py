@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from nvrx_slurm.core.attribution.chains import of_chain
 from nvrx_slurm.core.attribution.fields import fields_of
@@ -12,13 +12,15 @@ from nvrx_slurm.core.attribution.matches import (
     ELSEWHERE,
     HEADLINE,
     Match,
+    errors,
     is_advice,
     printed,
     told,
 )
-from nvrx_slurm.core.attribution.named_node import UNNAMED
+from nvrx_slurm.core.attribution.named_node import node_of
 from nvrx_slurm.core.attribution.places import RaisedPlace, is_of_io, place_of
 from nvrx_slurm.core.attribution.raised import (
+    FIRST_FRAME,
     OF_CODE,
     RAISED,
     WRAPPERS,
@@ -48,7 +50,7 @@ _SAID_LINES = 3  # that say how a program ended, where no rule knows more
 _NOISE = re.compile(
     r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$|[=-]{20}|error_file: |To enable traceback"
 )
-_NODE_FAILURE = "node failure"
+_SHARED, _FULL = "shared-memory", "disk-full"
 _LAST_ERROR = b"Last error:"  # of NCCL: its own verdict is in the next line
 # the rule of a rank that was told to end: what follows that says nothing of a cause
 _STOPPED = "stopped"
@@ -107,10 +109,16 @@ def _examined(
     vetoes = where.vetoes if where is not None and has_vetoes else ()
     matches = [one for one in told(lines, signatures) if one.signature.topic not in vetoes]
     matches += elsewhere
+    if "/" not in headline and any(one.signature.topic == _SHARED for one in elsewhere):
+        matches = [one for one in matches if one.signature.topic != _FULL]  # of /dev/shm
     found = []
     for match in matches:
         weighed = _weighed(match, where)
         found.append(_no_surer(weighed, own, ended_by))
+    if texts and _is_cut(fault, own):
+        found = [_guessed(one) if own and one.place == HEADLINE else one for one in found]
+        end = texts[0][-_ABORT_BYTES:]
+        found += map(_guessed, errors(end, signatures))
     if own:
         best = _of_exception(found, headline)
     else:
@@ -119,7 +127,17 @@ def _examined(
     if best is None:
         of_place = _of_place(fault, where)
         return of_place or _without_signature(fault, texts)
-    return _of_match(best, fault, where)
+    return _of_match(_of_several(best, found), fault, where)
+
+
+def _of_several(best: Match, found: Sequence[Match]) -> Match:
+    """The match; if the rule's lines name several nodes, no single one is to blame, or leaves."""
+    s = best.signature
+    same = [one for one in found if one.signature.name == s.name]
+    nodes = {fields_of(one.line.decode("utf-8", "replace")).get("node", "") for one in same}
+    if s.blame is not Blame.NODE or len(nodes - {""}) < 2:
+        return best
+    return _with(_guessed(best), blame=s.or_blame or s.blame, remedy=Remedy.RESTART)
 
 
 def _of_match(best: Match, fault: RankFault, where: RaisedPlace | None) -> Finding:
@@ -130,17 +148,9 @@ def _of_match(best: Match, fault: RankFault, where: RaisedPlace | None) -> Findi
     of_place = where is not None and s.topic in where.proves
     rests_on = "field" if s.is_field else "frame" if of_place else "text"
     fields = fields_of(line)
-    node = _named_node(fields) if s.blame is Blame.NODE else ""
+    node = node_of(fields) if s.blame is Blame.NODE else ""
     s = s._replace(remedy=remedy)
     return _of_signature(fault, s, line, rests_on, node)
-
-
-def _named_node(fields: Mapping[str, str]) -> str:
-    """The node of which a line tells: its name or address, "rank N", or UNNAMED; "" = none."""
-    node, rank = fields.get("node", ""), fields.get("rank", "")
-    if not node and not rank and fields.get("reason", "").lower() == _NODE_FAILURE:
-        return UNNAMED  # Slurm prints this on the nodes that are left
-    return node or (f"rank {rank}" if rank else "")
 
 
 # --- which match counts -------------------------------------------------------------------------
@@ -163,7 +173,7 @@ def _of_exception(found: list[Match], headline: str) -> Match | None:
     printed = min(causes, key=_order, default=None)
     if row <= _LAST:
         return printed or best
-    return printed and _with(printed, confidence=Confidence.GUESS)
+    return printed and _guessed(printed)
 
 
 def _row(match: Match) -> tuple[int, ...]:
@@ -196,7 +206,7 @@ def _weighed(match: Match, where: RaisedPlace | None) -> Match:
     s = match.signature
     is_proved = where is not None and s.topic in where.proves
     if match.is_common:
-        return match if is_proved else _with(match, confidence=Confidence.GUESS)
+        return match if is_proved else _guessed(match)
     is_likely = s.confidence is Confidence.LIKELY
     if is_proved and is_likely and s.remedy is Remedy.RESTART:
         return _with(match, confidence=Confidence.CERTAIN)
@@ -219,6 +229,10 @@ def _no_surer(match: Match, own: bool, ended_by: int) -> Match:
     if is_shown:
         return match
     return _with(match, confidence=Confidence.LIKELY, remedy=Remedy.RESTART)
+
+
+def _guessed(match: Match) -> Match:
+    return _with(match, confidence=Confidence.GUESS)
 
 
 def _with(match: Match, **changes: object) -> Match:
@@ -263,6 +277,13 @@ def _is_raised(fault: RankFault) -> bool:
     is_exit = fault.kind is FaultKind.EXIT
     is_wrapped = WRAPPERS.search(fault.message)
     return is_exit and bool(fault.traceback) and not is_wrapped
+
+
+def _is_cut(fault: RankFault, own: bool) -> bool:
+    """Whether it ended by itself, but what it raised cannot be read."""
+    if fault.kind is not FaultKind.EXIT or raised_in(fault.traceback):
+        return False
+    return not own or FIRST_FRAME in fault.traceback
 
 
 def _lines(fault: RankFault, own: bool, stderr: bytes) -> list[bytes]:
@@ -342,7 +363,7 @@ def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
         found = frames(fault.traceback)
         is_library = not found or found[0][1]
         carries = is_library and _CARRIES.match(fault.message)
-        is_sure = OF_CODE.match(fault.message) and not carries
+        is_sure = OF_CODE.match(fault.message) and not carries and not _is_cut(fault, True)
         sure = Confidence.LIKELY if is_sure else Confidence.GUESS
         return _unclear(fault, RAISED, fault.message, "text", Blame.USER, sure)
     if ended_by == _SIGTERM:

@@ -14,6 +14,11 @@ from nvrx_slurm.core.attribution.signatures import ADVICE, RETRIED, Signature
 HEADLINE, DETAILS, ELSEWHERE = range(3)  # where a match is
 # of a line around a text; patterns may take quadratic time
 _BEFORE_BYTES, _BEHIND_BYTES = 512, 2048
+_ERROR = re.compile(
+    rb"^(?!.*(?:(?<!nccl )warn|\binfo\b|\bdebug\b))"
+    rb".*(?:error|exception|fail|fatal|assert|unable|n't |not |kill).*$",
+    re.MULTILINE | re.IGNORECASE,
+)
 _MOST_LINES = 20  # per text of a signature
 _ADVICE = tuple(text.encode() for text in ADVICE)
 _OF_FIELDS = "@"  # a rule's pattern that asks for fields begins so
@@ -52,6 +57,14 @@ def printed(texts: Sequence[bytes], signatures: Sequence[Signature]) -> Iterator
         yield from _matches(text[begin:], lower[begin:], ELSEWHERE, anywhere)
         if begin:
             yield from _matches(text[:begin], lower[:begin], ELSEWHERE, facts)
+
+
+def errors(text: bytes, signatures: Sequence[Signature]) -> Iterator[Match]:
+    """Matches in the lines that tell of an error, behind the last progress: for an end whose exception is not known."""
+    begin = max(0, progress(text.lower()))
+    lines = _ERROR.findall(text, begin)
+    for match in told([b"", *lines], signatures):
+        yield match._replace(place=ELSEWHERE)
 
 
 def is_advice(lower: bytes) -> bool:

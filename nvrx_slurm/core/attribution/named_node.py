@@ -6,7 +6,7 @@ is a quotation, or another job's: it blames nobody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nvrx_slurm.declared import replace
@@ -14,6 +14,7 @@ from nvrx_slurm.types import Blame, Confidence, LineRole, RankFault, Remedy
 
 UNNAMED = "?"  # a node of the job that the line does not name
 _RANK = "rank "
+_NODE_FAILURE = "node failure"
 
 
 class JobNode(NamedTuple):
@@ -22,6 +23,14 @@ class JobNode(NamedTuple):
     host: str
     addr: str = ""  # "" = not known
     ranks: Sequence[int] = ()
+
+
+def node_of(fields: Mapping[str, str]) -> str:
+    """The node of which a line tells: its name or address, "rank N", or UNNAMED; "" = none."""
+    node, rank = fields.get("node", ""), fields.get("rank", "")
+    if not node and not rank and fields.get("reason", "").lower() == _NODE_FAILURE:
+        return UNNAMED  # Slurm prints this on the nodes that are left
+    return node or (f"{_RANK}{rank}" if rank else "")
 
 
 def in_words(node: str) -> str:

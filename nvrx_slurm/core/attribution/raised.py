@@ -14,6 +14,7 @@ FROM, WHILE, THREAD = "from", "while", "thread"  # how an exception follows the 
 TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
+FIRST_FRAME = '  File "'
 _CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = re.compile(
@@ -23,6 +24,10 @@ _LOG_LINE = re.compile(
     r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)"
 )
 _OTHER = re.compile(r"(?!nccl)(?:\w+\.)*\w+(?:Error|Exception|Warning): ")
+# A line that is an exception's, behind what may stand before each line.
+_NAMED = re.compile(
+    r"^(?:\S{1,80}[ :])?((?:\w+\.)*\w+(?:Error|Exception)(?::|: .*)?)$", re.MULTILINE
+)
 # Exceptions that a script raises by itself; others may be raised because of something else.
 OF_CODE = re.compile(
     r"(?:Key|Value|Type|Index|Name|Attribute|Assertion|ZeroDivision|UnboundLocal|NotImplemented|Lookup|Unicode\w+)Error"
@@ -56,12 +61,12 @@ def clean(text: str) -> str:
 
 def raised(text: str) -> Iterator[RaisedException]:
     """All exceptions in `text` (of `clean`), the last first."""
-    lines = text.split("\n")
+    lines, cut = _lines(text)
     for number in range(len(lines) - 1, -1, -1):
         is_ignored = number and "Exception ignored in" in lines[number - 1]
         if TRACEBACK in lines[number] and not is_ignored:
             found = _raised_at(lines, number)
-            if found is None:
+            if found is None or (number == cut and not _OTHER.match(found.headline)):
                 continue
             quoted = _quoted(found)
             yield found if quoted is None else found._replace(follows=FROM)
@@ -79,13 +84,34 @@ def raised_in(text: str) -> RaisedException | None:
     return wrapper
 
 
+def named_in(text: str) -> str:
+    """The last line that is an exception's, without its frames; "" = none."""
+    found = _NAMED.findall(text)
+    return found[-1] if found else ""
+
+
+def _lines(text: str) -> tuple[list[str], int]:
+    """The lines of `text`, and which of them is put before frames whose beginning is cut off; -1 = none."""
+    lines = text.split("\n")
+    frame, first = text.find(FIRST_FRAME), text.find(TRACEBACK)
+    if frame < 0 or 0 <= first < frame:
+        return lines, -1
+    begin = text.rfind("\n", 0, frame) + 1
+    number = text.count("\n", 0, begin)
+    lines.insert(number, f"{text[begin:frame]}{TRACEBACK}:")
+    return lines, number
+
+
 def _raised_at(lines: list[str], first: int) -> RaisedException | None:
     """The exception whose traceback begins with line `first`."""
     prefix = lines[first][: lines[first].index(TRACEBACK)].removesuffix("Original ")
+    below = "".join(lines[first + 1 : first + 2]).partition(FIRST_FRAME)
+    if below[1] and prefix.endswith(below[0]) and not _LOG_LINE.match(prefix):
+        prefix = below[0]  # what stands before that is of another line: a progress bar has no end
     if len(prefix) > _PREFIX_CHARS:
         return None
     boxed = prefix.startswith("╭")
-    told = [lines[first].removeprefix(prefix)] if not boxed else [TRACEBACK + ":"]
+    told = [f"{TRACEBACK}:"]
     same = None if boxed or not prefix else re.compile(_NUMBER.sub(_digits, re.escape(prefix)))
     headline, details = "", 0
     for line in lines[first + 1 : first + _FRAME_LINES]:

@@ -27,9 +27,8 @@ _MESSAGE_CHARS = 500
 _ROOM_BYTES = 16 << 10  # a print or a traceback takes as much
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
-_UNCOMPILED = re.compile(
-    r'^  File ".*", line \d+\n(?:    .*\n)*(?:SyntaxError|IndentationError|TabError): .*\s*\Z', re.MULTILINE
-)
+_FRAME, _INDENT = '  File "', "  "  # of lines of a traceback, behind any prefix
+_NOT_READ = "the end of its traceback is not in its log"
 # A dump of faulthandler without a fatal error: blocks of a header and indented lines.
 _DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
 _MODULES = "\nExtension modules: "  # faulthandler's last line
@@ -175,12 +174,12 @@ def _says_something(text: bytes) -> bool:
 
 
 def _explained(fault: RankFault, error_file: Path, stderr: bytes) -> RankFault:
-    from nvrx_slurm.core.attribution.raised import clean, raised_in  # not at the start either
+    from nvrx_slurm.core.attribution.raised import clean, named_in, raised_in  # not at the start either
 
     message, traceback = _read_error_file(error_file)
     exited = fault.kind is FaultKind.EXIT
+    end = clean(stderr.decode("utf-8", "replace"))
     if not traceback:
-        end = clean(stderr.decode("utf-8", "replace"))
         last_line = end.strip().rpartition("\n")[2].strip()
         if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
             why = last_line.removeprefix(_CANNOT_START)[:_MESSAGE_CHARS]
@@ -189,9 +188,10 @@ def _explained(fault: RankFault, error_file: Path, stderr: bytes) -> RankFault:
         if raised is not None:
             message = message or raised.headline
             traceback = raised.traceback
-        traceback = traceback or _stacks_in(end[-_TAIL_BYTES:])
+        traceback = traceback or _stacks_in(end[-_TAIL_BYTES:], exited)
     if exited and traceback and not message:
-        message = traceback.rstrip().splitlines()[-1]
+        last = traceback.rstrip().splitlines()[-1]
+        message = named_in(end) or (_NOT_READ if _INDENT in last else last)
     is_dump = fault.kind is FaultKind.HANG and traceback.startswith(_FATAL)
     if is_dump:  # the monitor made the rank print its stacks: only these are of interest
         stacks = traceback.partition("\n\n")[2]
@@ -220,12 +220,12 @@ def _written(path: Path, progress_s: float, most_bytes: int = _LOG_BYTES) -> tup
     return b"", 0.0
 
 
-def _stacks_in(text: str) -> str:
-    """`text` from the last traceback or dump of faulthandler on, or from an error of compiling the script."""
+def _stacks_in(text: str, exited: bool) -> str:
+    """`text` from the last traceback or dump of faulthandler on; of a rank that `exited` also from its first frame."""
     starts = [text.rfind(mark) for mark in (_TRACEBACK, _FATAL)]
     dumps = [found.start() for found in _DUMP.finditer(text)]
     if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:
         starts.append(dumps[-1])
-    if max(starts) < 0 and (found := _UNCOMPILED.search(text)):  # the script itself could not be compiled
-        starts.append(found.start())
-    return text[max(starts) :] if max(starts) >= 0 else ""
+    if exited and max(starts) < 0:
+        starts.append(text.find(_FRAME))
+    return text[text.rfind("\n", 0, max(starts)) + 1 :] if max(starts) >= 0 else ""
