@@ -78,7 +78,7 @@ need_venv() {
         "$python" -m venv "$venv"
         touch "$venv/.nvrx-made"
     fi
-    say "pip install torch -e .${extras:+[$extras]} (about 200 MB; once)"
+    say "pip install torch -e .${extras:+[$extras]} (once; 0.2 GB where PIP_INDEX_URL or PIP_FIND_LINKS have a torch for CPUs, else 5 GB)"
     # Python compiles what is imported; pip would compile all of torch, which takes longer than the download.
     "$venv/bin/pip" install -qq --disable-pip-version-check --no-compile -c scripts/constraints.txt \
         torch -e ".${extras:+[$extras]}"

@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 import tutorialdoc
 from test_tidy import our_files
 from waits import WAIT_S
 
+from nvrx_slurm.cli import toolbox
 from nvrx_slurm.cli.options import nvrx_run_options, spelling
 from nvrx_slurm.config.layers import SETTINGS, resolve
 from nvrx_slurm.config.other_launchers import instead
@@ -165,23 +167,36 @@ def run(script, launcher, env):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def nvrx_run_lines():
-    """The words after each `nvrx-run` in shell blocks, up to the end of the command; none of lines with "..."."""
+def lines_of(program):
+    """The words after each `program` in shell blocks, up to the end of the command; none of lines with "..."."""
     for fence in FENCES:
         if fence.info[:1] not in (("bash",), ("sh",)):
             continue
         for line in fence.text.replace("\\\n", " ").splitlines():
-            found = re.search(r"(?:^|[\s/])nvrx-run (.*)$", line)
+            found = re.search(rf"(?:^|[\s/]){program} ([^|>]*)", line)
             if found and "..." not in line and not line.startswith("#"):
                 yield fence, shlex.split(found[1], comments=True)
 
 
 def test_command_lines_are_understood(capsys):
     command = nvrx_run_options(lambda resolved, script, args: pytest.fail("--print-config starts nothing"))
-    for place, words in nvrx_run_lines():
+    for place, words in lines_of("nvrx-run"):
         with pytest.raises(SystemExit) as end:
             command.main(["--print-config", *words])
         assert end.value.code == 0, f"{place}: {capsys.readouterr().err}"
+
+
+def test_commands_of_the_toolbox_are_understood():
+    for place, words in lines_of("nvrx"):
+        command, name = toolbox.main, "nvrx"
+        while isinstance(command, click.Group) and words[:1] > ["0"]:  # neither the end nor an option
+            name, command, words = command.resolve_command(click.Context(command), words)
+        try:
+            command.make_context(name, words)
+        except (click.BadParameter, click.exceptions.Exit):
+            pass  # of a job that is not here; --help
+        except click.UsageError as error:
+            pytest.fail(f"{place}: {error}")
 
 
 @pytest.mark.matrix

@@ -9,7 +9,7 @@ from typing import NoReturn
 try:
     import click
 except ModuleNotFoundError:  # pip install --no-deps
-    sys.exit("nvrx needs three packages: pip install click pyyaml nvidia-ml-py")
+    sys.exit("nvrx needs four packages: pip install click msgspec pyyaml nvidia-ml-py")
 
 from nvrx_slurm import __version__
 from nvrx_slurm.errors import ExitCode, NvrxError
@@ -44,10 +44,15 @@ class _Toolbox(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in _GROUPS.items():
-            found = {name: self.get_command(ctx, name) for name in names.split()}
-            rows = [(name, one.get_short_help_str(_ALL)) for name, one in found.items() if one]
             with formatter.section(title):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name, self._line(ctx, name)) for name in names.split()])
+
+    def _line(self, ctx: click.Context, name: str) -> str:
+        try:
+            command = self.get_command(ctx, name)
+        except ModuleNotFoundError as error:
+            return f"(needs the Python module {error.name}, which is not installed)"
+        return command.get_short_help_str(_ALL) if command else ""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:

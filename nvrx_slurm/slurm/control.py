@@ -139,12 +139,7 @@ class Control:
 
     def requeues(self, job_id: int) -> bool:
         """Whether Slurm starts this job again where it takes its nodes away."""
-
-        def asked(slurm: Slurm) -> bool:
-            job = slurm.job(job_id)
-            return job.requeue and bool(job.batch_host) and slurm.requeues(job.partition)
-
-        return self._ask(asked, False)
+        return self._ask(lambda slurm: slurm.requeues(job_id), False)
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Set the Comment of the job, which `squeue -O Comment` shows. Raises OSError where Slurm does not do it."""

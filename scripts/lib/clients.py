@@ -71,6 +71,7 @@ class Case:
     argv: tuple[str, ...]
     faults: tuple[Fault, ...] = ()  # of this script; a program may make others itself
     with_deps: bool = True  # False: pip install --no-deps
+    needs: tuple[str, ...] = ()  # packages that pip then installs as usual
     env: dict[str, str] = field(default_factory=dict)
     launcher: str = NVRX_RUN
     code: int = 0  # exit code of the launcher
@@ -215,7 +216,7 @@ def venv_for(case, parent):
 
     The environment of this Python comes last on its path, for torch and nvrx_slurm.
     """
-    name = re.sub(r"[^\w.=-]+", "_", "+".join(case.packages)) or "plain"
+    name = re.sub(r"[^\w.=-]+", "_", "+".join((*case.packages, *case.needs))) or "plain"
     venv = parent / "venvs" / name
     python = venv / "bin" / "python"
     if (venv / "complete").exists():
@@ -229,6 +230,8 @@ def venv_for(case, parent):
         more = [] if case.with_deps else ["--no-deps"]
         words = [word.replace("{site}", str(packages)) for word in case.packages]
         subprocess.run([*pip, *more, *words], check=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL)
+    if case.needs:
+        subprocess.run([*pip, *case.needs], check=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL)
     (venv / "complete").touch()
     return python
 

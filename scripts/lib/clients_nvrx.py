@@ -42,7 +42,8 @@ def _case(name, argv, **more):
 
 def _async_cases(version, *how):
     """NVRx's own writers under --nvrx-compat: alone, and with twenty kills, every other one while they write."""
-    more: dict[str, Any] = {"packages": (f"nvidia-resiliency-ext=={version}", *how), "timeout_s": 1500.0}
+    packages = (f"nvidia-resiliency-ext=={version}", *how)
+    more: dict[str, Any] = {"packages": packages, "needs": ("psutil",), "timeout_s": 1500.0}
     name = f"async-{version}"
     return [
         _case(name, _ASYNC, **more),

@@ -136,7 +136,7 @@ class MiniCluster:
             self._wait("munged", deadline, lambda: _connects(self.munge_socket))
             self._start("slurmctld", "slurmctld", "-D", "-c")
             for name in self.settings.node_names:
-                self._start(name, "slurmd", "-D", "-N", name)
+                self._start(name, *self._own_names(name), "slurmd", "-D", "-N", name)
             self._wait("slurmctld", deadline, lambda: set(self._states().values()) == {"idle"})
         except BaseException:
             self.down()
@@ -200,7 +200,7 @@ class MiniCluster:
         if _alive(self._inits.get(name)):
             self.kill_node(name)
         since = time.strftime("%Y-%m-%dT%H:%M:%S")  # as scontrol prints times, so that text order is time order
-        self._start(name, "slurmd", "-D", "-N", name)
+        self._start(name, *self._own_names(name), "slurmd", "-D", "-N", name)
         self._wait(name, time.monotonic() + timeout_s, lambda: self._registered(name, since))
 
     def kill_controller(self, saved, timeout_s=30.0):
@@ -381,6 +381,16 @@ class MiniCluster:
             (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         elif "cgroup" in self.settings.variants:
             (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
+
+    def _own_names(self, name):
+        """What goes before the command of a node for an /etc/hosts of its own, in which its own name is loopback's."""
+        if "names" not in self.settings.variants:
+            return []
+        hosts = self.root / "run" / f"hosts-{name}"
+        others = " ".join(one for one in self.settings.node_names if one != name)
+        usual = Path("/etc/hosts").read_text()  # slurmd looks for the name of the machine
+        hosts.write_text(f"{usual}\n127.0.0.1 localhost {others}\n127.0.1.1 {name}\n")
+        return ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
 
     def _munged_command(self):
         """--force: munged refuses a socket that not all users can reach, and this one is private."""

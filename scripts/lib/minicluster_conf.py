@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "PartitionName=DEFAULT GraceTime=0 PreemptMode=OFF PriorityTier=9",
     ),
     "dots": (),  # in the names of nodes
+    "names": (),  # of nodes resolve, by an /etc/hosts that each node has; needs root
     "cgroup": ("ProctrackType=proctrack/cgroup",),  # needs a machine on which root may make cgroups
 }
 _GRES_FLAGS = {"gpus": "Type=a100 Flags=nvidia_gpu_env", "amd-gpus": "Type=mi250 Flags=amd_gpu_env"}

@@ -21,7 +21,7 @@ REPO = Path(__file__).resolve().parents[2]
 DIST, MAN = REPO / "dist", REPO / "nvrx_slurm/share/man/man1"
 ENTRY_LINES, LINE_CHARS = 2, 185
 MAX_BUNDLE_BYTES = 2 * 2**20
-SMALL = ("click", "pyyaml", "nvidia-ml-py")
+SMALL = ("click", "msgspec", "pyyaml", "nvidia-ml-py")
 BOUND_S = 1800.0
 NEWEST = """
 import torch, torch.distributed as dist
@@ -86,6 +86,7 @@ def faults_of_the_files():
         run(*pip, "install", "-q", *SMALL)
         run(*pip, "install", "-q", "--no-deps", wheel)
         version = run(place / "bin/nvrx", "--version")
+        run(place / "bin/nvrx", "list", "--help")
         run(place / "bin/nvrx", "health", "install", place / "hooks")
         if __version__ not in version or not list(place.glob("**/man1/nvrx-run.1")):
             yield f"the wheel is not whole: {version}"

@@ -192,11 +192,21 @@ def test_a_small_environment_without_torch_and_grpc(tmp_path):
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
+    def install(*names):
+        for name in names:
+            (site / name).symlink_to(Path(importlib.import_module(name).__path__[0]))
+
     assert "pip install click" in nvrx("doctor").stderr
-    for name in ("click", "yaml"):
-        (site / name).symlink_to(Path(importlib.import_module(name).__path__[0]))
+    install("click", "yaml")
+    assert "needs the Python module msgspec" in nvrx("--help").stdout and nvrx("list").returncode == 2
     assert {row["name"] for row in json.loads(nvrx("doctor", "--json").stdout)} >= {"slurm", "munge", "hooks"}
     assert "expect:" in nvrx("health", "init").stdout
     assert nvrx("health", "run").returncode in (0, 1)
     serve = nvrx("health", "serve", "--config=x")
     assert serve.returncode == 2 and "nvrx_slurm[node-service]" in serve.stderr
+    page = (REPO / "docs/how-to/run-a-cluster.md").read_text()
+    assert "pip install click msgspec pyyaml\n" in page
+    install("msgspec")
+    (row,) = re.findall(r"^\| login node.* \| click, msgspec, pyyaml: `nvrx (.*) \|$", page, re.MULTILINE)
+    for command in re.findall(r"\w+", row):
+        assert nvrx(command, "--help").returncode == 0

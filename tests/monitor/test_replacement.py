@@ -78,10 +78,8 @@ async def test_monitors_that_end_while_they_are_started_say_nothing(tmp_path, ca
     starter = monitor_start.MonitorStarter(tmp_path, None, together, 0.0)
     assert starter.pid is not None
     os.kill(starter.pid, signal.SIGSTOP)
-    await asyncio.gather(*(one.close() for one in together))
-    os.kill(starter.pid, signal.SIGKILL)
-    await until(lambda: starter.pid is None)
     await starter.close()
+    await asyncio.gather(*(one.close() for one in together))
     assert caplog.messages == [] and processes.own_pids() == frozenset()
 
 

@@ -33,6 +33,8 @@ def varied_cluster(request, needs_slurm):
     if reason := MiniCluster.available(request.param):
         pytest.skip(reason)
     variants = ("affinity", "memory", "gpus", "backfill", "interactive", "preemption", "dots")
+    if os.geteuid() == 0:
+        variants = (*variants, "names")
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cpus = min(2, len(os.sched_getaffinity(0)))
     with MiniCluster(root, 4, cpus, die_with_owner=True, slurm=request.param, variants=variants) as cluster:

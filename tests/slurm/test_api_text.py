@@ -52,14 +52,6 @@ def test_nodes_of_several_versions():
         text.nodes("NodeName=n9 Arch=x86_64\n")
 
 
-@pytest.mark.parametrize(
-    ("mode", "requeues"), [("GANG,REQUEUE", True), ("REQUEUE", True), ("CANCEL", False), ("OFF", False)]
-)
-def test_what_a_partition_does_with_preempted_jobs(mode: str, requeues: bool):
-    said = f"PartitionName=short DisableRootJobs=NO GraceTime=60 OverSubscribe=NO PreemptMode={mode} State=UP\n"
-    assert text.requeues(said) is requeues and not text.requeues("PartitionName=short\n")
-
-
 def test_a_job():
     job = text.job(JOB.format(name="train", comment="x"), 7)
     assert (job.job_id, job.state, job.reason, job.restarts, job.requeue) == (7, "RUNNING", "", 3, True)

@@ -62,6 +62,32 @@ def test_node_addr_where_the_name_does_not_resolve(control, tool):
     assert control.node_address("no-such-node.invalid") == "127.0.0.1"
 
 
+ANSWERS = """case "$2 $3" in
+job*) echo "JobId=7 JobState=RUNNING ExitCode=0:0 BatchHost=n1 Requeue=1 Partition=p QOS={0}";;
+config*) printf 'SLURM_VERSION = 22.05.8\nPreemptType = preempt/{1}\nPreemptMode = {2}\n';;
+"partition p") echo PartitionName=p PreemptMode={3};;
+*"qos=low") printf 'QOS Records\nQOS=low(2) UsageRaw=0.0 PreemptMode={4} Priority=0\n';;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "requeues"),
+    [
+        (("(null)", "partition_prio", "CANCEL", "GANG,REQUEUE", ""), True),
+        (("low", "partition_prio", "REQUEUE", "CANCEL", "REQUEUE"), False),
+        (("low", "qos", "CANCEL", "CANCEL", "REQUEUE"), True),
+        (("low", "qos", "REQUEUE", "REQUEUE", "CANCEL"), False),
+        (("low", "qos", "GANG,REQUEUE", "CANCEL", "OFF"), True),
+        (("(null)", "qos", "REQUEUE", "CANCEL", ""), True),
+        (("low", "qos", "CANCEL", "REQUEUE", "OFF"), False),
+    ],
+)
+def test_what_becomes_of_a_preempted_job(control, tool, answers, requeues):
+    """As a slurmctld with accounting answers; a partition has no say where a QOS preempts."""
+    tool("scontrol", ANSWERS.format(*answers))
+    assert control.requeues(7) is requeues
+
+
 JOB = "echo JobId=7 JobState=RUNNING ExitCode=0:0 BatchHost=n1"
 NODE = "echo NodeName=n1 State={state} NodeAddr={address} Port={port}"
 UNKNOWN = "echo Invalid job id specified >&2; exit 1"

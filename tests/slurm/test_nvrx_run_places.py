@@ -117,3 +117,17 @@ def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm, cluster_root):
         rows = [line.split() for line in told.stdout.splitlines() if line.startswith("  n")]
         assert [row[0] for row in rows if "spare" in row] == ["n5", "n6"] and len(rows) == 6, told.stdout + told.stderr
         jobs.check()
+
+
+@pytest.mark.xdist_group("slurm-d")
+@pytest.mark.skipif(os.geteuid() != 0, reason="nodes have an /etc/hosts of their own where root makes it")
+def test_names_that_are_loopback_on_their_own_node_only(varied):
+    """As Debian's installer writes /etc/hosts: the coordinator and its successor are reached by their names."""
+    worker = "import socket\nmark(socket.gethostbyname(os.environ['MASTER_ADDR']))\nCYCLE or signal.pause()\n"
+    job = varied.submit(worker, "--spares=1 --max-restarts=1", 3)
+    (at,) = job.wait_marks("127.0.1.1", 1, cycle=0)
+    (other,) = job.wait_marks("127.0.0.1", 1, cycle=0)
+    assert (at.rank, other.rank) == (0, 1) and varied.cluster.kill_node(at.node)
+    job.wait_end()
+    assert job.result()["code"] == 0, job.said()
+    assert len(job.marks("127.0.1.1", 1)) == len(job.marks("127.0.0.1", 1)) == 1

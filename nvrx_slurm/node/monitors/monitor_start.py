@@ -69,4 +69,4 @@ class MonitorStarter(SupervisedProcess):
 
     def _on_exit(self, pid: int, code: int) -> None:
         for monitor in self._monitors:
-            monitor.take_over()
+            monitor.take_over(wanted=not self._closed)

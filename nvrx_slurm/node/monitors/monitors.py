@@ -334,16 +334,18 @@ class RankMonitor(SupervisedProcess):
             self.send(self._life.watch, self._life.fds())
 
     def _on_failure(self, error: Exception) -> None:
-        if not self._closed:  # a job that ends in its first second ends monitors that are about to start
-            self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
+        self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
 
     def connect(self, channel: socket.socket) -> None:
         """A process is being started that will read this."""
         self._channel, self._began_s = channel, self._loop.time()
         self._on_start()
 
-    def take_over(self) -> None:
-        """The process at the other end was forked for this monitor and is our child now, unless that failed."""
+    def take_over(self, wanted: bool) -> None:
+        """The process at the other end was forked for this monitor and is our child now, unless that failed.
+
+        `wanted`: another one is started then.
+        """
         channel = self._channel
         assert channel is not None
         try:
@@ -352,7 +354,8 @@ class RankMonitor(SupervisedProcess):
         except (OSError, wire.WireError) as error:
             self.send(wire.encode("unwatch"))
             self._drop_channel()
-            self._on_failure(error)
+            if wanted:  # a job that ends in its first second ends monitors that are about to start
+                self._on_failure(error)
 
     def _replace(self, what: str) -> None:
         delay_s = self._spawn_later()

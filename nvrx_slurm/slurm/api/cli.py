@@ -35,9 +35,17 @@ class Slurm:
         """Whether Slurm takes the nodes of this life of the job away. pyslurm does not know it."""
         return Slurm.job(self, job_id).preempted
 
-    def requeues(self, partition: str) -> bool:
-        """Whether jobs of this partition that are preempted wait again; a QOS may have another mode."""
-        return text.requeues(self._scontrol("show", "partition", partition, "-o"))
+    def requeues(self, job_id: int) -> bool:
+        """Whether this job waits again where Slurm takes its nodes away: as its partition or its QOS says."""
+        job, config = Slurm.job(self, job_id), self.config()
+        told, otherwise = "", ""
+        if config.get("PreemptType") != "preempt/qos":
+            told = self._scontrol("show", "partition", job.partition, "-o")
+        else:
+            otherwise = config.get("PreemptMode", "")
+            if job.qos:
+                told = self._scontrol("show", "assoc_mgr", f"qos={job.qos}", "flags=qos", "-o")
+        return job.requeue and bool(job.batch_host) and text.requeues(told, otherwise)
 
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""

@@ -50,6 +50,7 @@ class JobFacts:
     exit_code: int  # 0..255, or 128 + signal; 0 while it runs
     submitted_s: int = 0  # Unix seconds; 0 = not known. Of a requeued job: when it was requeued
     started_s: int = 0  # the same; 0 also while it waits
+    qos: str = ""  # the same for pyslurm, which is not asked
     preempted: bool = False  # Slurm takes its nodes away, now or after the GraceTime
 
 

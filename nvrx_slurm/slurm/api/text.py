@@ -85,6 +85,7 @@ def job(text: str, job_id: int) -> JobFacts:
         restarts=_number(_field(one, "Restarts", "0")),
         requeue=_field(one, "Requeue", "0") == "1",
         partition=_field(one, "Partition"),
+        qos=_field(one, "QOS"),
         reservation=_field(one, "Reservation"),
         num_nodes=_number(_field(one, "NumNodes", "0").partition("-")[0]),
         batch_host=_field(one, "BatchHost") if _field(one, "BatchFlag", "1") != "0" else "",
@@ -110,9 +111,12 @@ def steps(text: str) -> list[StepFacts]:
     return [StepFacts(step_id, name) for step_id, bar, name in lines if bar]
 
 
-def requeues(text: str) -> bool:
-    """Of `scontrol show partition NAME -o`, where the mode of the cluster is that of its partitions."""
-    return "REQUEUE" in _field(text, "PreemptMode").split(",")
+def requeues(text: str, otherwise: str) -> bool:
+    """Of a partition or a QOS in `scontrol show ... -o`. `otherwise`: the mode where it has none ("" = OFF)."""
+    mode = _field(text, "PreemptMode")
+    if otherwise and mode in ("", "OFF"):
+        mode = otherwise
+    return "REQUEUE" in mode.split(",")
 
 
 def nodes(text: str) -> dict[str, NodeFacts]:
