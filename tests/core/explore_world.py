@@ -210,7 +210,9 @@ class World(Streams):
 
     def on_dead(self, node, peer):
         self.probes.remove((node, peer))
-        self.step(f"c{node}", ev.ProvenDead(peer))
+        unheard = [link for link in self.links.values() if link.to == node and link.accepted and link.well is not None]
+        keys = tuple(str(link.agent) for link in unheard if self.now >= link.well + NOTICES_S)
+        self.step(f"c{node}", ev.ProvenDead(peer, keys))
 
     # --- an agent -------------------------------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ class Story:
     def _of_node(self, word, rest):
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
         if word == "dead":
-            return ev.ProvenDead(self.core.roster.quorum.probed.get(str(rank), peer(rank)))
+            return ev.ProvenDead(self.core.roster.quorum.probed.get(str(rank), peer(rank)), tuple(rest[2:]))
         node_id = f"h{rank}.{life}"
         if word == "joins":
             words = [word for word in rest[1:] if word != "voteless" and not word.startswith(("led=", "term="))]

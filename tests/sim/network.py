@@ -195,6 +195,11 @@ class Connection:
             self._well_at = self._clock.now
 
     @property
+    def is_unheard(self):
+        """Whether the agent may have left by now."""
+        return not self.healthy and self._clock.now >= self._well_at + AGENT_KEEPALIVE_S
+
+    @property
     def healthy(self):
         """Whether beats get through in both directions."""
         return self.open_at_agent and self.open_at_coordinator and self.silent_until <= self._clock.now

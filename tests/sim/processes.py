@@ -78,7 +78,8 @@ class SimCoordinator(Process):
         if listens or self._is_cut_off(host):
             clock.after(0.1, self._probe, peer, until)
         else:
-            self.step(ev.ProvenDead(peer))
+            unheard = tuple(peer_key(s.agent.core.node) for s in self.streams.values() if s.is_unheard)
+            self.step(ev.ProvenDead(peer, unheard))
 
     def _is_cut_off(self, host):
         now = self.world.clock.now

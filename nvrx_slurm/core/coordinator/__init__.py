@@ -29,7 +29,8 @@ Duties of the shell that runs this core, in order:
 4. Carry out commands in their order. A message to a node without a stream is lost; `Lost` has told of that node.
 5. Post a `Tick` at `deadline()`. Ask for the deadline anew after each event.
 6. Answer what is asked (`AskTimeLeft`, `ReadProgress`, `ReadReached`) with an event. It may be late or missing.
-7. Post `ProvenDead` for a `Probe` only where the host of that very address refuses connections.
+7. Post `ProvenDead` for a `Probe` only where the host of that very address refuses connections. Name the members that
+   are not heard.
 8. Carry out nothing more after `Lapsed` has led to the retirement of this coordinator.
 9. End with `JobOver`. No event follows it.
 """

@@ -157,7 +157,7 @@ class AnyTime(Part):
         members = self._members.keys_of_nodes
         quorum = self._quorum
         key = event.peer.key
-        if key in members or quorum.strayed(key, now):
+        if key in members or quorum.is_late(key, self._roster.here, event.unheard, now):
             return
         if quorum.is_proof(event.peer, now):
             quorum.died(key, members)

@@ -31,6 +31,8 @@ class ProvenDead(Record):
     agent does; or Slurm says that the node is down."""
 
     peer: t.Peer
+    # keys of members that have not been heard for MEMBER_SHARE of a lease: they may have voted for another node
+    unheard: tuple[str, ...] = ()
 
 
 class Raised(Record):

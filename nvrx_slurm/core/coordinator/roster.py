@@ -236,11 +236,16 @@ class Roster:
 
     def mind_quorum(self, now: float) -> None:
         """Without a quorum nothing is planned, and after a while this coordinator resigns."""
+        self.quorum.mind(self.here, now, self._s.prove_s)
+
+    @property
+    def here(self) -> set[str]:
+        """Keys of the members and of this node, also where its agent was refused."""
         me = self._s.peer
         here = set(self.members.keys_of_nodes)
-        if me is not None:  # also where the agent of this node was refused
+        if me is not None:
             here.add(me.key)
-        self.quorum.mind(here, now, self._s.prove_s)
+        return here
 
     def refuse(
         self,

@@ -125,7 +125,26 @@ class Quorum:
 
     def strayed(self, key: str, now: float) -> bool:
         """Whether a quorum is missing, and this lost node may have voted for another one: it proves nothing more."""
-        return self.resign_at is not None and now > self.loyal_until.get(key, 0.0)
+        return self.resign_at is not None and self._may_have_voted(key, now)
+
+    def is_late(
+        self,
+        key: str,
+        members: Collection[str],
+        unheard: Collection[str],
+        now: float,
+    ) -> bool:
+        """Whether this lost node may have voted for another one before it died, and others with it.
+
+        Where a quorum is here, members that are `unheard` may have left it unnoticed.
+        """
+        heard = set(members).difference(unheard)
+        needs_unheard = not self.enough(heard)
+        return needs_unheard and self._may_have_voted(key, now) or self.strayed(key, now)
+
+    def _may_have_voted(self, key: str, now: float) -> bool:
+        """Whether a lost node has been out of reach for so long that it may have voted for another one."""
+        return now >= self.loyal_until.get(key, 0.0)
 
     def returns(self, key: str, now: float) -> bool:
         """A node has registered. Whether it may count where a quorum is missing."""

@@ -287,7 +287,9 @@ class Elections:
         until_s = self._loop.time() + _PROBE_LEASES * self._lease_s
         while host is self.coordinator and self._loop.time() < until_s:
             if await peers.refuses(self._meeting, peer):
-                return host.shell.post(ev.ProvenDead(peer))
+                since_s = self._loop.time() - el.MEMBER_SHARE * self._lease_s
+                unheard = self._registrations.unheard(since_s)
+                return host.shell.post(ev.ProvenDead(peer, unheard))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
 

@@ -12,6 +12,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import events as el
+from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.coordination.link import credentials
 from nvrx_slurm.node.job import Meeting
@@ -121,6 +122,13 @@ class Registrations:
     def quorum_heard(self, host: CoordinatorHost) -> float:
         """When a quorum of the coordinator was heard last (monotonic seconds)."""
         return host.heard(self._server.heard_at, self._members)
+
+    def unheard(self, since_s: float) -> tuple[str, ...]:
+        """Keys of the members from which nothing has come since then (monotonic seconds)."""
+        members = self._members.items()
+        return tuple(
+            peer_key(node) for node_id, node in members if self._server.heard_at(node_id) < since_s
+        )
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, ev.Joined):
