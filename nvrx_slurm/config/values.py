@@ -270,7 +270,7 @@ def _pattern(raw: object) -> str:
     try:
         if re.compile(text).groups:
             return text
-    except re.error:
+    except (re.error, OverflowError):  # (...){999999999999}
         pass
     raise ValueError(
         r"must be a regular expression with a group for the iteration, for example model_(\d+)\.pt"

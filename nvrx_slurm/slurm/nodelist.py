@@ -7,7 +7,6 @@ and ranges; leading zeros pad; several brackets are a product whose last bracket
 
 from __future__ import annotations
 
-import math
 import re
 from itertools import product
 
@@ -16,6 +15,7 @@ from nvrx_slurm.errors import UsageError
 MAX_HOSTS = 65536  # Slurm's own bound (MAX_SLURM_NODES) on nodes of one cluster
 _NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"(\[[^\[\]]*\])")
+_MAX_NAME_CHARS = 255  # of a domain name, see RFC 1035
 _COMMA = "\0"  # stands for a comma inside brackets
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
@@ -33,13 +33,25 @@ def expand(hostlist: str) -> list[str]:
     for part in _BRACKET.sub(lambda found: found[0].replace(",", _COMMA), text).split(","):
         if not _NAME.fullmatch(part):
             raise _bad(part, "is no name with closed brackets")
-        pieces = [
-            _numbers(piece) if piece.startswith("[") else [piece] for piece in _BRACKET.split(part)
-        ]
-        if len(hosts) + math.prod(map(len, pieces)) > MAX_HOSTS:
-            raise _bad(part, f"makes it more than {MAX_HOSTS} names")
-        hosts.extend("".join(words) for words in product(*pieces))
+        hosts.extend("".join(words) for words in product(*_pieces(part, MAX_HOSTS - len(hosts))))
     return hosts
+
+
+def _pieces(part: str, most: int) -> list[list[str]]:
+    """What each piece of a name may be; `most` names, of which none is made before they are counted."""
+    pieces = []
+    count = 1
+    length = 0
+    for piece in _BRACKET.split(part):
+        words = _numbers(piece) if piece.startswith("[") else [piece]
+        count *= len(words)
+        if count > most:
+            raise _bad(part, f"makes it more than {MAX_HOSTS} names")
+        length += max(map(len, words))
+        if length > _MAX_NAME_CHARS:
+            raise _bad(part, f"is longer than {_MAX_NAME_CHARS} characters")
+        pieces.append(words)
+    return pieces
 
 
 def different_counts(text: str) -> set[int]:

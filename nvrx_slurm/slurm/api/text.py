@@ -30,6 +30,7 @@ _SETTING = re.compile(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 # Short forms behind a state (sinfo(1), "NODE STATE CODES").
 _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
+_MAX_DIGITS = 18
 _NOTHING = frozenset({"", "(null)", "None", "N/A"})
 # What slurm_strerror(3) says, in words that no version has changed.
 _KINDS: dict[type[SlurmError], str] = {
@@ -198,4 +199,5 @@ def _field(record: str, name: str, otherwise: str = "") -> str:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if is_number else 0
