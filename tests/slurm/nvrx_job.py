@@ -65,12 +65,20 @@ def wait_in(directory, done, wait_s):
 def start_again(cluster, job_id):
     """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
 
-    A start in the second of the requeue may be refused ("Job credential revoked"), and Slurm may set its time later.
+    A start in the second of the requeue may be refused ("Job credential revoked"): it waits again, and Slurm sets its
+    time two minutes later.
     """
+
+    def runs():
+        job = cluster.job(job_id)
+        just_now = job["JobState"] == "RUNNING" and job["RunTime"] < "00:00:02"
+        return job["JobState"] not in ("PENDING", "CONFIGURING", "COMPLETING") and not just_now
+
     cluster.wait_job(job_id, WAIT_S, until="PENDING")
     for _ in range(8):
-        cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
-        if until(lambda: cluster.job(job_id)["JobState"] != "PENDING", 6.0):
+        if cluster.job(job_id)["JobState"] == "PENDING":
+            cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+        if until(runs, 10.0):
             return
     raise AssertionError(f"job {job_id} does not start: {cluster.job(job_id)}")
 
