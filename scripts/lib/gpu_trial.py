@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from nvrx_slurm.system.hardware import Absent, HardwareError
 WAITING = ("nvrx-template", "nvrx-standby")  # the titles of processes that wait
 WORKER = str(Path(__file__).with_name("trial_worker.py"))
 _BOUND_S = 180.0
+_POLL_S = 0.05
 _RECLAIM_BOUND_S = 60.0
 _TOLERANCE_MB = 64.0
 
@@ -214,10 +215,11 @@ def template(trial):
     """CUDA in the workers, and nothing of it in their template."""
     with trial.job("crash", _WARM) as job:
         pids = {one["pid"] for one in job.await_words("step", trial.ranks, cycle=0)}
-        names = (WORKER, *WAITING)
-        scripts = {
-            pid for pid in children(job.pid) if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)
-        }
+        until_s = time.monotonic() + _BOUND_S
+        scripts = _of_the_script(job)
+        while len(scripts - pids) <= trial.ranks and time.monotonic() < until_s:  # a standby for each rank
+            time.sleep(_POLL_S)
+            scripts = _of_the_script(job)
         opened = {pid: _devices(pid) for pid in scripts}
     if not scripts - pids:
         raise Failed(f"no template beside the workers {pids}")
@@ -226,6 +228,17 @@ def template(trial):
     if any(opened[pid] for pid in scripts - pids):
         raise Failed(f"a template or standby has GPUs open: {opened}")
     return {"template and standbys": len(scripts - pids), "devices open in them": 0}
+
+
+def _of_the_script(job):
+    """Its workers, their template and standbys."""
+    found = set()
+    for pid in children(job.pid):
+        with suppress(OSError):  # it has ended
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            if any(name in command for name in (WORKER, *WAITING)):
+                found.add(pid)
+    return found
 
 
 def _devices(pid):

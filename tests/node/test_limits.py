@@ -104,8 +104,8 @@ def test_no_space_is_left_in_tmpdir(rig, restart):
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             for number in itertools.count():
                 (rig.dir / "tmp" / f"full{number}").touch()
-        rig.open()
         one = one or running(rig)
+        rig.open()
         assert one.wait() == 0 and one.cycles == [0, 1]
 
 

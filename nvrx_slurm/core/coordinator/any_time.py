@@ -157,12 +157,15 @@ class AnyTime(Part):
         members = self._members.keys_of_nodes
         quorum = self._quorum
         key = event.peer.key
-        if key in members or quorum.is_late(key, self._roster.here, event.unheard, now):
+        roster = self._roster
+        if key in members:
+            return
+        if quorum.is_late(key, roster.here, event.unheard, now):
             return
         if quorum.is_proof(event.peer, now):
             quorum.died(key, members)
-            self._roster.note_dead()
-            self._roster.mind_quorum(now)
+            roster.note_dead()
+            roster.mind_quorum(now)
             self._out.post(ev.Cleared())
 
     def on_tick(self, event: Tick, now: float) -> Stage | None:

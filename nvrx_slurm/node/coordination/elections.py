@@ -285,11 +285,15 @@ class Elections:
         """Try to connect to where an agent listened, until its host refuses; then that agent is dead."""
         delay_s = _FIRST_PROBE_S
         until_s = self._loop.time() + _PROBE_LEASES * self._lease_s
-        while host is self.coordinator and self._loop.time() < until_s:
+        while self._loop.time() < until_s:
+            if host is not self.coordinator:
+                return
             if await peers.refuses(self._meeting, peer):
-                since_s = self._loop.time() - el.MEMBER_SHARE * self._lease_s
-                unheard = self._registrations.unheard(since_s)
-                return host.shell.post(ev.ProvenDead(peer, unheard))
+                heard_since_s = self._loop.time() - el.MEMBER_SHARE * self._lease_s
+                unheard = self._registrations.unheard(heard_since_s)
+                proof = ev.ProvenDead(peer, unheard)
+                host.shell.post(proof)
+                return
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
 
