@@ -153,6 +153,18 @@ def elects_half(self, members, dead):
     return 2 * len({*members} - dead) >= self.electors - len(dead)
 
 
+def counts_a_late_death(self, key, members, unheard, now):
+    """Also while the quorum of this leader may have left it unnoticed."""
+    return self.strayed(key, now)
+
+
+def elected_beside():
+    """The leader was cut off until the others have elected another one, and does not know it."""
+    first = world(3, 2, ("cut", 0), faults=1)
+    first.settle(6.0)
+    return first
+
+
 def cut_off(node):
     return world(3, 1, ("cut", node))
 
@@ -170,6 +182,7 @@ DEFECTS = {
     "a doubted leader is not believed while seeking": (
         Election, "on_answered_seeking", seeks_no_answer, lambda: cut_off(2),
     ),
+    "a late death counts": (Quorum, "is_late", counts_a_late_death, elected_beside),
     "half of the nodes elect": (Quorum, "_most", elects_half, two_nodes),
 }  # fmt: skip
 
