@@ -108,6 +108,7 @@ class Invariants:
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             # After an election all voters register in one step, and what they have said meanwhile comes last.
             joining |= {c.node_id for c in after if isinstance(c, ev.SendTo) and isinstance(c.message, Lead)}
+            joining |= {c.node_id for c in after if isinstance(c, ev.Drop)}  # one of them is refused, e.g. as excluded
             refused = {c.node_id for c in before if isinstance(c, ev.Drop)}
             # A cycle that is carried on may be over in this step: the others hear the end.
             joining |= {c.node_id for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)}
