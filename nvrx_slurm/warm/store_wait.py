@@ -23,25 +23,29 @@ def wait_for_store_first():
     if create is None or socket is None:
         return
 
-    def create_store(hostname, port, rank, *more, **named):
+    def create_store(*args, **named):
+        where = args[:2]
+        rank = (
+            args[2] if len(args) > 2 else 0
+        )  # another torch may call it otherwise: then nobody waits
         if rank:
-            _wait_for_server(socket, hostname, port)
-        return create(hostname, port, rank, *more, **named)
+            _wait_for_server(socket, where)
+        return create(*args, **named)
 
     rendezvous._create_c10d_store = create_store
 
 
-def _wait_for_server(socket, hostname, port):
+def _wait_for_server(socket, where):
     """Return when the host answers anything but a refusal, and after a second."""
     until = monotonic() + _WAIT_S
     pause_s = _FIRST_PAUSE_S
     while monotonic() < until:
         try:
-            socket.create_connection((hostname, port), _WAIT_S).close()
+            socket.create_connection(where, _WAIT_S).close()
         except ConnectionRefusedError:
             sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-        except Exception:
+        except Exception:  # whatever is wrong with the address, torch says it
             return
         else:
             return
