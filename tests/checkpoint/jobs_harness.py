@@ -135,7 +135,7 @@ def kept(keeper):
     except OSError:  # it was the parent of the keeper, that ends when the keeper listens
         return []
     names = [word for word in words if word.startswith("nvrx-keeper-")]
-    if not names:  # the same, and nobody has waited for it
+    if not names:  # a zombie has no command line
         return []
     try:
         with link.connect(names[0]) as connection:

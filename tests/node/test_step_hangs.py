@@ -53,7 +53,7 @@ def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig, kind, rank, co
     assert {node.wait(BOUND_S) for node in nodes} == {0}
     (restart,) = rig.result["restarts"]
     culprits = json.loads((rig.run_dir / "cycle_0" / "hang.json").read_text())["culprits"]
-    if kind == "leaves_out_a_collective":  # without NCCL's flight recorder nobody knows for whom all wait
+    if kind == "leaves_out_a_collective":  # only NCCL's flight recorder tells which rank is missing
         assert culprits == []
     else:
         assert (culprits, restart["rank"], restart["infra_rank"]) == ([rank], rank, rank // PER_NODE[count])

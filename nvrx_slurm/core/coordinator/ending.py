@@ -30,7 +30,7 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
-_LONGEST_TRY_S = 3.0  # to connect to a node that does not answer
+_LONGEST_TRY_S = 3.0  # to connect to a node that does not answer, see `control.client`
 _SIGTERM = 15
 _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
@@ -192,7 +192,7 @@ class Ending(Part):
 
         It holds on to that leader for a part of the lease (`core.election`), and its last try has to fail.
         """
-        return max(self._s.return_grace_s, MEMBER_SHARE * self._s.lease_s + _LONGEST_TRY_S)
+        return MEMBER_SHARE * self._s.lease_s + _LONGEST_TRY_S
 
     def on_joined(self, event: ev.Joined, now: float) -> Stage:
         """A late agent learns that the job is over."""
