@@ -107,6 +107,27 @@ def test_the_last_error_of_nccl_is_its_headline(tmp_path: Path) -> None:
     assert found is not None and found.line.startswith("Failed to bind NVLink SHARP")
 
 
+FRAME = b'Traceback (most recent call last):\n  File "/lib/python3.11/a.py", line 9, in f\n'
+ABORT = b"ProcessGroupNCCL.cpp:495] To avoid data inconsistency, we are taking the entire process down."
+WAITED = b"ProcessGroupNCCL.cpp:475] Watchdog caught collective operation timeout: OpType=ALLREDUCE"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        (FRAME + b"RuntimeError:\n\n   no libraries of CUDA\n", "python-exception", "RuntimeError: no libraries of CUDA"),
+        (FRAME + b"raise KeyError(1)\nKeyError: 1\n", "python-exception", "KeyError: 1"),
+        (WAITED + b"\n" + ABORT, "collective-timeout", WAITED.decode()),
+        (FRAME + b"OSError: [Errno 16] Busy: '/root/.triton/cache/a'\n", "compile-cache", "OSError: [Errno 16]"),
+    ],
+)
+def test_the_line_that_says_most_is_shown(text: bytes, rule: str, line: str, tmp_path: Path) -> None:
+    case = first.Case("own", "", "code", ("user",), False, 1, {"text": text.decode()}, ())
+    found = first.fault_of(case, (), _bare(1), tmp_path).finding
+    assert found is not None and found.rule == rule
+    assert found.line.startswith(line)
+
+
 def test_the_node_in_a_line_is_named_and_not_the_one_that_prints_it(tmp_path: Path) -> None:
     fault = _found("w-slurm-node-failure", tmp_path)
     verdict = judge([fault], 4)

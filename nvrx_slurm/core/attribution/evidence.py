@@ -253,10 +253,15 @@ def _may_explain(s: Signature, fault: RankFault, ended_by: int) -> bool:
 
 
 def _order(match: Match) -> tuple[int, int, int]:
-    """A cause goes first; then what is nearer to the headline; then the surer rule."""
+    """A cause goes first; then what is nearer to the headline; then the surer rule.
+
+    Of echoes the surer goes before the nearer: the last line is often only that the process ends.
+    """
     s = match.signature
     role = _ROLES.index(s.role)
     confidence = _CONFIDENCE.index(s.confidence)
+    if s.role is LineRole.ECHO:
+        return role, confidence, match.place
     return role, match.place, confidence
 
 

@@ -6,7 +6,7 @@ Its headline is the first line behind the last frame. What follows it, such as t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 RAISED = "python-exception"  # the rule of an exception that no other rule knows
@@ -113,7 +113,8 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
     boxed = prefix.startswith("╭")
     told = [f"{TRACEBACK}:"]
     same = None if boxed or not prefix else re.compile(_NUMBER.sub(_digits, re.escape(prefix)))
-    headline, details = "", 0
+    headline = ""
+    more = 0  # lines behind it that are not indented
     for line in lines[first + 1 : first + _FRAME_LINES]:
         found = same.match(line) if same else None
         if same and not found and line.strip() != prefix.strip():
@@ -126,23 +127,32 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
         if (
             again
             or (headline and (_LOG_LINE.match(line) or _is_other(line, told)))
-            or details > _DETAIL_LINES
+            or more > _DETAIL_LINES
         ):
             break
         if (
             not headline
             and line[:1] not in ("", " ", "\t", "|", "│", "╰")
-            and not line.startswith("[rank")
+            and not line.startswith(("[rank", "raise "))
         ):
             headline = line.rstrip()
         elif headline and line[:1] != " ":  # a message may hold another traceback
-            details += 1
+            more += 1
         told.append(line)
     if not headline:
         return None
     at = next(number for number, line in enumerate(told) if line.rstrip() == headline)
+    details = tuple(told[at + 1 :])
     traceback = "\n".join(told).rstrip("\n") + "\n"
-    return RaisedException(headline, tuple(told[at + 1 :]), traceback, _follows(lines, first))
+    return RaisedException(_full(headline, details), details, traceback, _follows(lines, first))
+
+
+def _full(headline: str, details: Sequence[str]) -> str:
+    """The headline, with the first line of a message that begins with a new line."""
+    if not headline.endswith(":"):
+        return headline
+    said = (line.strip() for line in details)
+    return f"{headline} {next(filter(None, said), '')}".rstrip()
 
 
 def _quoted(outer: RaisedException) -> RaisedException | None:
