@@ -110,13 +110,11 @@ def _evidence(told: dict[str, Any]) -> RankEvidence:
 
 
 def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
-    verdict = compare(ranks)
-    first = (
-        f"rank {verdict.culprits[0].rank} on node {verdict.culprits[0].host}: "
-        if verdict.culprits
-        else ""
-    )
-    yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
+    if len(ranks) > 1:  # a rank alone waits for no other
+        verdict = compare(ranks)
+        culprit = next(iter(verdict.culprits), None)
+        first = "" if culprit is None else f"rank {culprit.rank} on node {culprit.host}: "
+        yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         moves = "moves" if rank.moves else "does not move"
         section = f", in section {rank.section}" if rank.section else ""

@@ -141,14 +141,14 @@ def _what_happened(cause: dict[str, Any], finding: dict[str, Any], line: str) ->
     """What a rule knows of its end goes first, then how it ended; without a rule its last lines come last."""
     message = _exception(str(cause["message"]), finding, str(cause.get("traceback", "")))
     is_exit = cause["kind"] == FaultKind.EXIT.value
-    ended = f"it exited with code {cause.get('exit_code')}" if is_exit else str(cause["kind"])
+    ended = f"exit code {cause.get('exit_code')}" if is_exit else str(cause["kind"])
     if not line:
         return message or (f"{ended}, without an exception" if is_exit else ended)
     if finding.get("rests_on") == "exit":
         return f"{message or ended}; it last wrote: {line}"
     if message and (line in message or message in line):
         return max(message, line, key=len)
-    return f"{line}; {message or ended}"
+    return f"{line}; {message}" if message else f"{line} ({ended})"
 
 
 def _exception(message: str, finding: dict[str, Any], traceback: str) -> str:
@@ -234,10 +234,9 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
     )
     yield f"first cause: {story['what_happened']}"
     if story["rule"]:
-        what = f"rule {story['rule']}" + (f" of {story['class']}" if story["class"] else "")
         owners = " or ".join(one.value for one in owners_of(story["rule"], Blame(story["blame"])))
         blame = named_node.in_words(story["names_node"]) if story["names_node"] else owners
-        yield f"to blame: {blame} ({story['confidence']}), {what}"
+        yield f"to blame: {blame} ({story['confidence']}), by rule {story['rule']}"
     yield f"evidence: {where}, {story['kind']}"
     if story["line"] and story["line"] not in story["what_happened"]:
         yield f"  line: {story['line']}"

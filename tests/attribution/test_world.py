@@ -115,7 +115,11 @@ WAITED = b"ProcessGroupNCCL.cpp:475] Watchdog caught collective operation timeou
 @pytest.mark.parametrize(
     ("text", "rule", "line"),
     [
-        (FRAME + b"RuntimeError:\n\n   no libraries of CUDA\n", "python-exception", "RuntimeError: no libraries of CUDA"),
+        (
+            FRAME + b"RuntimeError:\n\n   no libraries of CUDA\n",
+            "python-exception",
+            "RuntimeError: no libraries of CUDA",
+        ),
         (FRAME + b"raise KeyError(1)\nKeyError: 1\n", "python-exception", "KeyError: 1"),
         (WAITED + b"\n" + ABORT, "collective-timeout", WAITED.decode()),
         (FRAME + b"OSError: [Errno 16] Busy: '/root/.triton/cache/a'\n", "compile-cache", "OSError: [Errno 16]"),

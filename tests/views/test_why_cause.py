@@ -32,9 +32,9 @@ def cause_line(code, text, error="", at=""):
     ("code", "text", "told"),
     [
         (255, "FATAL:   could not open image /images/pt.sif: no", "FATAL:   could not open image /images/pt.sif"),
-        (1, "srun: error: Munge encode failed: no socket", "srun: error: Munge encode failed: no socket; it exited"),
+        (1, "srun: error: Munge encode failed: no socket", "srun: error: Munge encode failed: no socket (exit code 1)"),
         (-9, "loading\nthe mesh has no cells", "SIGKILL; it last wrote: loading | the mesh has no cells"),
-        (7, "", "it exited with code 7, without an exception"),
+        (7, "", "exit code 7, without an exception"),
     ],
 )
 def test_an_end_without_an_exception_tells_what_was_printed(code, text, told):

@@ -8,7 +8,7 @@ from nvrx_slurm.types import FaultKind, Finding, RankFault
 
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _ENDS = (FaultKind.SIGNAL, FaultKind.EXIT)
-_CODE = "Correct the script or its data: its exception is above."
+_CODE = "Correct the script or its data, where the exception was raised."
 _BY_KIND = {
     FaultKind.HANG: (
         "Look at hang.json of the cycle: who waits for whom, and where. A timeout may be too short."
