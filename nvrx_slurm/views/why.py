@@ -237,6 +237,8 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
         owners = " or ".join(one.value for one in owners_of(story["rule"], Blame(story["blame"])))
         blame = named_node.in_words(story["names_node"]) if story["names_node"] else owners
         yield f"to blame: {blame} ({story['confidence']}), by rule {story['rule']}"
+    elif story["blame"]:
+        yield f"to blame: {story['blame']}; no rule knows this end"
     yield f"evidence: {where}, {story['kind']}"
     if story["line"] and story["line"] not in story["what_happened"]:
         yield f"  line: {story['line']}"

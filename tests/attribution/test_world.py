@@ -157,6 +157,12 @@ def test_an_end_without_a_rule_tells_code_or_signal_and_the_last_lines(code: int
         assert fault.finding.confidence is Confidence.GUESS and fault.finding.rests_on == "exit"
 
 
+def test_of_the_last_lines_those_of_an_error_are_told_and_the_last() -> None:
+    fault = _bare(3, b"the mesh cannot be read: error 7\nwith a=1\nwith b=2\nwith c=3\n")
+    assert fault.finding is not None
+    assert fault.finding.line.split(BETWEEN_LINES) == ["the mesh cannot be read: error 7", "with c=3"]
+
+
 def test_each_signal_has_its_sentence() -> None:
     told = Counter(what_to_do(_bare(-signal)) for signal in (2, 3, 4, 6, 7, 8, 9, 11, 15, 31))
     assert max(told.values()) == 1 and "scancel" in what_to_do(_bare(-15))

@@ -67,6 +67,11 @@ def errors(text: bytes, signatures: Sequence[Signature]) -> Iterator[Match]:
         yield match._replace(place=ELSEWHERE)
 
 
+def tells_of_error(line: str) -> bool:
+    """Whether a line speaks of an error."""
+    return _ERROR.match(line.encode("utf-8", "replace")) is not None
+
+
 def is_advice(lower: bytes) -> bool:
     """Whether a line only says what one could do."""
     return any(hint in lower for hint in _ADVICE)

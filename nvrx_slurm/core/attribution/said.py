@@ -29,7 +29,7 @@ _BY_KIND = {
     ),
     FaultKind.SPAWN: "Correct path and mode of the program, or the image.",
     FaultKind.SIGNAL: "Look for what sent this signal, and at the last lines of its log.",
-    FaultKind.EXIT: "Look at its last lines: the program has ended itself with this code.",
+    FaultKind.EXIT: "No rule knows its words: read its last lines, and those of the other ranks.",
 }
 # What a signal means for a program, where nothing else is known. A shell tells it as 128 + its number.
 _BY_SIGNAL_NUMBER = {
