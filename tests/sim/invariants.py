@@ -158,11 +158,15 @@ class Invariants:
         first = plans[0].message if plans else None
         fresh = reign.newest_plan < 0 and reign.known_cycle < 0
         if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
-            agents = [agent for agent in self._world.living_agents() if agent.core.node.node_id not in self._told]
+            now = self._world.clock.now
+            living = self._world.living_agents()
+            agents = [agent for agent in living if agent.core.node.node_id not in self._told]
             knowing = [agent for agent in agents if agent.core.plan is not None]
-            out = all(agent.host.out_after(self._world.clock.now) for agent in knowing)
+            out = all(agent.host.out_after(now) for agent in knowing)
+            # a node that was told its end still ends its ranks
+            leaving = any(agent.core.plan and agent.host.out_after(now) for agent in living if agent not in agents)
             self.forgotten = bool(knowing) and (out or 2 * len(knowing) < self._world.settings.nodes)
-            self.forgotten |= any(agent.host.frozen_until > self._world.clock.now for agent in agents)
+            self.forgotten |= leaving or any(agent.host.frozen_until > now for agent in agents)
             if not knowing:
                 self._forget_what_is_lost(first, coordinator)
 
