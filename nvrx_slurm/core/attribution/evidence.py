@@ -47,7 +47,7 @@ _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _BY_SIGNAL = range(129, 160)  # a shell's exit codes for a child that a signal ended
 _YIELDS, _LAST = 2, 3  # rows
-_SAID_LINES, _SAID_CHARS = 3, 98  # that say how a program ended, where no rule knows more
+_SAID_LINES = 3  # that say how a program ended, where no rule knows more
 _NOISE = re.compile(
     r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$|[=-]{20}|error_file: |To enable traceback"
 )
@@ -398,15 +398,16 @@ def _unclear(
 def _said_last(texts: Sequence[bytes]) -> str:
     """The last lines of stderr, else of stdout, that are neither progress nor advice, in one line; "" = none.
 
-    Lines that tell of an error go before others, but the last line is always told.
+    The last line that tells of an error and the last of all, or else the last three.
     """
     for text in texts:
         lines = text[-_ABORT_BYTES:].decode("utf-8", "replace").split("\n")
         said = [line.strip() for line in lines if not _is_noise(line)]
         if said:
-            before = [line for line in said[:-1] if tells_of_error(line)] or said[:-1]
-            shown = [*before[1 - _SAID_LINES :], said[-1]]
-            return BETWEEN_LINES.join(line[:_SAID_CHARS] for line in shown)
+            wrong = [line for line in said[:-1] if tells_of_error(line)]
+            shown = [wrong[-1], said[-1]] if wrong else said[-_SAID_LINES:]
+            most = _LINE_CHARS // len(shown) - len(BETWEEN_LINES)
+            return BETWEEN_LINES.join(line[:most] for line in shown)
     return ""
 
 
