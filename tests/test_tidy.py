@@ -73,7 +73,6 @@ OWNERS = {
     "google": ("health/", "logs/"),
     "msgspec": ("declared.py", "codec.py"),
     "pynvml": ("system/gpus.py",),
-    "filelock": ("system/files.py",),
     "pyslurm": ("slurm/api/pyslurm_child.py",),
     "torch": ("inprocess/", "testing/", "checkpoint/tree.py", "checkpoint/rank.py", "checkpoint/dcp.py"),
     "sitecustomize": ("warm/",),
@@ -388,7 +387,7 @@ def test_no_launcher_loads_torch(code):
     assert "fault_tolerance" not in code or "asyncio" not in modules  # a rank, too
 
 
-BASE = {"torch", "click", "pyyaml", "nvidia-ml-py", "filelock", "cryptography", "msgspec"}
+BASE = {"torch", "click", "pyyaml", "nvidia-ml-py", "cryptography", "msgspec"}
 # Code of the extras, and what it needs.
 EXTRAS = {
     "attribution": ("nvrx_slurm.attribution", "httpx"),

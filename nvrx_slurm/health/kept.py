@@ -8,12 +8,12 @@ All functions with a `node` raise OSError, and Absent where nothing can be kept.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.health.check import NodeView
@@ -23,7 +23,6 @@ from nvrx_slurm.system.hardware import Absent
 MAX_FILE_BYTES = 1 << 20
 _NOT_OURS = 0o022  # writable by group or others
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WAIT_S = 3600.0  # for the lock; the deadline of the check ends the wait before
 
 
 def now_s() -> float:
@@ -36,7 +35,9 @@ def rises(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -
 
     A counter that goes back was reset, or its device was: the next run counts from there.
     """
-    with alone(node, check):
+    node.doing("waiting for another run to end")
+    with open(f"{_path(node, check)}.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         before = recall(node, check)
         last, at_s = before.get("last", {}), now_s()
         recent = [rise for rise in before.get("rises", []) if at_s - rise[0] <= window_s]
@@ -50,14 +51,6 @@ def rises(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -
     for _, name, by in recent:
         risen[name] = risen.get(name, 0) + by
     return risen
-
-
-@contextmanager
-def alone(node: NodeView, name: str) -> Iterator[None]:
-    """Around `recall` and `remember`: no other process uses the file meanwhile."""
-    node.doing("waiting for another run to end")
-    with files.file_lock(f"{_path(node, name)}.lock", _WAIT_S):
-        yield
 
 
 def recall(node: NodeView, name: str) -> dict[str, Any]:

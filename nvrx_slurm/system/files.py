@@ -1,4 +1,4 @@
-"""Files: locks, atomic and complete writes, and the private directory of an agent."""
+"""Files: atomic and complete writes, and the private directory of an agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -73,38 +72,12 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
         raise
 
 
-@contextlib.contextmanager
-def file_lock(path: str | os.PathLike[str], timeout_s: float) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, which is created with mode 0600 and stays there.
-
-    Raises TimeoutError when another process holds it for longer than `timeout_s` (>= 0) seconds, OSError when the file
-    cannot be opened or its file system has no flock(2). The lock ends with the process; a forked child shares it.
-    """
-    import filelock  # takes 10 ms, which only callers that lock should pay
-
-    lock = filelock.FileLock(path, timeout=timeout_s, mode=0o600)
-    try:
-        lock.acquire(poll_interval=0.01)
-    except filelock.Timeout:
-        raise TimeoutError(
-            f"{os.fspath(path)}: another process has held the lock for {timeout_s:g} s"
-        ) from None
-    except NotImplementedError as error:
-        raise OSError(
-            errno.ENOLCK, "its file system does not support flock", os.fspath(path)
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 class PrivateDir:
     """A new directory of mode 0700 below $TMPDIR that its owner keeps locked while it lives.
 
     Where $TMPDIR is too long for a Unix socket, or its file system has no flock(2), /tmp and /dev/shm are tried. The
-    lock tells across PID namespaces whether the owner lives, which a pid in the name would not. It is on the directory
-    itself, which filelock cannot lock. Raises UsageError when no directory can be made.
+    lock tells across PID namespaces whether the owner lives, which a pid in the name would not. Raises UsageError when
+    no directory can be made.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,10 @@
 """What is kept on the node: never taken from files that others could write, and written as a whole or not at all."""
 
+import fcntl
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,16 @@ def test_a_directory_that_others_can_write_to_is_not_used(node, tmp_path, spoil)
     for use in (lambda: kept.recall(node, "heavy"), lambda: kept.remember(node, "heavy", {})):
         with pytest.raises((OSError, Absent)):
             use()
+
+
+def test_two_runs_count_one_after_the_other(node, file):
+    """A thread that got through would answer within this time on any machine; one that waits never does."""
+    found = []
+    with open(f"{file.parent}/errors.kept.lock", "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        second = threading.Thread(target=lambda: found.append(kept.rises(node, "errors", {"a": 1}, 60.0)))
+        second.start()
+        second.join(0.2)
+        assert not found and second.is_alive()
+    second.join(60.0)
+    assert found == [{}]

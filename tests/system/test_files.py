@@ -1,8 +1,7 @@
-"""Locks, atomic writes, bounded calls, and the agent's private directory, which is swept after its owner was killed."""
+"""Atomic writes, bounded calls, and the agent's private directory, which is swept after its owner was killed."""
 
 import asyncio
 import errno
-import fcntl
 import os
 import signal
 import stat
@@ -16,7 +15,7 @@ import pytest
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import bounded, files
-from nvrx_slurm.system.files import PrivateDir, file_lock, write_atomic
+from nvrx_slurm.system.files import PrivateDir, write_atomic
 
 pytestmark = pytest.mark.fast
 
@@ -120,20 +119,6 @@ def test_a_file_system_without_flock_is_passed_over(base, monkeypatch):
     monkeypatch.setattr(files, "_SHORT", ())
     with pytest.raises(UsageError, match="not supported"):
         PrivateDir()
-
-
-def test_a_lock_excludes_others_until_it_is_released(base):
-    path = base / "lock"
-    with file_lock(path, 0.0):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with path.open() as other, pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(TimeoutError, match=str(path)), file_lock(path, 0.02):
-            pytest.fail("two holders")
-    with file_lock(path, 0.0):
-        assert path.exists()
-    with pytest.raises(OSError), file_lock(path / "below a file", 0.0):
-        pytest.fail("a lock without a file")
 
 
 def test_a_file_is_replaced_as_a_whole(base):
