@@ -41,14 +41,11 @@ def site_file(node: str = "", sysroot: str = "/") -> tuple[str, list[str]]:
     expected = {**registry.defaults(checks.values()), "services": _SERVICES}
     learning = [check for check in checks.values() if check.learn]
     found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S, learns=True)
-    known = {
-        key: list(value) if isinstance(value, (list, tuple)) else value
-        for key, value in found.learned.items()
-    }
     notes = [
         f"{finding.check}: {finding.text}"
         for finding in found.findings
         if finding.verdict is Verdict.UNKNOWN
     ]
-    group = {"nodes": name, "expect": {key: known[key] for key in sorted(known) if known[key]}}
+    expect = {key: value for key, value in sorted(found.learned.items()) if value}
+    group = {"nodes": name, "expect": expect}
     return _HEAD.format(node=name) + document_text({"groups": {"nodes": group}}), notes

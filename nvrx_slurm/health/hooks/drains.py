@@ -12,15 +12,16 @@ import contextlib
 import re
 import syslog
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import CheckFinding, NodeView, Verdict
+from nvrx_slurm.health.check import CheckFinding, Verdict
 from nvrx_slurm.system.hardware import Absent
 
 if TYPE_CHECKING:
+    from nvrx_slurm.health.hooks.run import Hook
     from nvrx_slurm.slurm.api.cli import Slurm  # needed for a drain only
     from nvrx_slurm.slurm.api.facts import NodeFacts
 
@@ -123,93 +124,78 @@ def recovered(checks: Iterable[str], findings: Iterable[CheckFinding]) -> bool:
 # --- scontrol ---------------------------------------------------------------------------------------------------------
 
 
-class Drains:
-    """Drains of the node `name`. `scontrol`: its path, "" for the usual places; `until_s`: end of the hook
-    (time.monotonic()); `say(level, text)`: logs with a level of syslog(3); `evidence`: see `reason`."""
-
-    def __init__(
-        self,
-        node: NodeView,
-        name: str,
-        scontrol: str,
-        until_s: float,
-        say: Callable[[int, str], None],
-        evidence: str = "",
-    ) -> None:
-        self._node = node
-        self._name = name
-        self._path = scontrol
-        self._until_s = until_s
-        self._say = say
-        self._evidence = evidence
-
-    def drain(self, failed: list[CheckFinding]) -> bool:
-        """Drain the node unless it is out of service already. Returns whether it is out of service now."""
-        why = reason(failed, self._evidence)
-        try:
-            slurm = self._slurm()
-            note = slurm.nodes([self._name])[self._name]
-            if may_drain(note):
-                slurm.drain(self._name, why)
-                self._say(syslog.LOG_ERR, f"drained: {why}")
-                return True
-            states = "+".join(sorted(note.states))
-            self._say(
-                syslog.LOG_NOTICE,
-                f"not drained for {why!r}: it is {states} already ({note.reason})",
-            )
-            if both := extended(note, [finding.check for finding in failed]):
-                slurm.set_reason(self._name, both)
-                self._say(syslog.LOG_ERR, f"drained for more: {both}")
+def drain(hook: Hook, failed: list[CheckFinding]) -> bool:
+    """Drain the node unless it is out of service already. Returns whether it is out of service now."""
+    why = reason(failed, hook.evidence)
+    try:
+        slurm = _slurm(hook)
+        note = slurm.nodes([hook.name])[hook.name]
+        if may_drain(note):
+            slurm.drain(hook.name, why)
+            hook.say(syslog.LOG_ERR, f"drained: {why}")
             return True
-        except (
-            NvrxError,
-            ImportError,
-        ) as error:  # ImportError: a module is missing, or others can change it
-            self._say(syslog.LOG_ERR, f"the node cannot be drained for {why!r}: {error}")
-            return False
-        finally:
-            self._keep_in_service(False)
-
-    def ours(self) -> Reason | None:
-        """Our reason if the node is plainly drained by us; slurmctld is asked only where that is possible."""
-        if self._was_in_service():
-            return None
-        try:
-            note = self._slurm().nodes([self._name])[self._name]
-        except NvrxError as error:
-            self._say(syslog.LOG_WARNING, f"cannot tell whether this node is drained: {error}")
-            return None
-        self._keep_in_service(not may_be_ours(note))
-        return ours(note)
-
-    def undrain(self, why: Reason, text: str) -> None:
-        """Take the node back unless its reason has changed while the checks ran. `text`: for the log."""
-        try:
-            slurm = self._slurm()
-            if ours(slurm.nodes([self._name])[self._name]) != why:
-                return
-            slurm.undrain(self._name)
-        except NvrxError as error:
-            self._say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
-            return
-        self._say(syslog.LOG_NOTICE, f"taken back: {text}")
-
-    def _was_in_service(self) -> bool:
-        """Whether slurmctld said within the last hour, and since boot, that we did not drain the node."""
-        with contextlib.suppress(OSError, Absent):
-            asked_s = kept.recall(self._node, f"in-service-{self._name}").get("asked_s")
-            return isinstance(asked_s, float) and kept.now_s() - asked_s < ASK_AGAIN_S
+        states = "+".join(sorted(note.states))
+        hook.say(
+            syslog.LOG_NOTICE,
+            f"not drained for {why!r}: it is {states} already ({note.reason})",
+        )
+        if both := extended(note, [finding.check for finding in failed]):
+            slurm.set_reason(hook.name, both)
+            hook.say(syslog.LOG_ERR, f"drained for more: {both}")
+        return True
+    except (
+        NvrxError,
+        ImportError,
+    ) as error:  # ImportError: a module is missing, or others can change it
+        hook.say(syslog.LOG_ERR, f"the node cannot be drained for {why!r}: {error}")
         return False
+    finally:
+        _keep_in_service(hook, False)
 
-    def _keep_in_service(self, is_in_service: bool) -> None:
-        answer = {"asked_s": kept.now_s()} if is_in_service else {}
-        with contextlib.suppress(OSError, Absent):
-            kept.remember(self._node, f"in-service-{self._name}", answer)
 
-    def _slurm(self) -> Slurm:
-        from nvrx_slurm.slurm.api.cli import Slurm
-        from nvrx_slurm.slurm.api.tools import Tools, find
+def drained(hook: Hook) -> Reason | None:
+    """Our reason if the node is plainly drained by us; slurmctld is asked only where that is possible."""
+    if _was_in_service(hook):
+        return None
+    try:
+        note = _slurm(hook).nodes([hook.name])[hook.name]
+    except NvrxError as error:
+        hook.say(syslog.LOG_WARNING, f"cannot tell whether this node is drained: {error}")
+        return None
+    _keep_in_service(hook, not may_be_ours(note))
+    return ours(note)
 
-        until_s = min(self._until_s - _MARGIN_S, time.monotonic() + _SCONTROL_S)
-        return Slurm(Tools(trusted=find(self._path), until_s=until_s))
+
+def undrain(hook: Hook, why: Reason, text: str) -> None:
+    """Take the node back unless its reason has changed while the checks ran. `text`: for the log."""
+    try:
+        slurm = _slurm(hook)
+        if ours(slurm.nodes([hook.name])[hook.name]) != why:
+            return
+        slurm.undrain(hook.name)
+    except NvrxError as error:
+        hook.say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
+        return
+    hook.say(syslog.LOG_NOTICE, f"taken back: {text}")
+
+
+def _was_in_service(hook: Hook) -> bool:
+    """Whether slurmctld said within the last hour, and since boot, that we did not drain the node."""
+    with contextlib.suppress(OSError, Absent):
+        asked_s = kept.recall(hook.node, f"in-service-{hook.name}").get("asked_s")
+        return isinstance(asked_s, float) and kept.now_s() - asked_s < ASK_AGAIN_S
+    return False
+
+
+def _keep_in_service(hook: Hook, is_in_service: bool) -> None:
+    answer = {"asked_s": kept.now_s()} if is_in_service else {}
+    with contextlib.suppress(OSError, Absent):
+        kept.remember(hook.node, f"in-service-{hook.name}", answer)
+
+
+def _slurm(hook: Hook) -> Slurm:
+    from nvrx_slurm.slurm.api.cli import Slurm
+    from nvrx_slurm.slurm.api.tools import Tools, find
+
+    until_s = min(hook.until_s - _MARGIN_S, time.monotonic() + _SCONTROL_S)
+    return Slurm(Tools(trusted=find(hook.scontrol), until_s=until_s))

@@ -19,8 +19,7 @@ from nvrx_slurm.child import bounded_process
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import kept, outcome, policy, runner
 from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
-from nvrx_slurm.health.hooks import leftovers
-from nvrx_slurm.health.hooks.drains import Drains, recovered
+from nvrx_slurm.health.hooks import drains, leftovers
 from nvrx_slurm.health.hooks.log import HookLog
 
 OK, REFUSE = 0, 10  # exit codes for hook.sh
@@ -39,7 +38,8 @@ _LEVELS = {
 
 class Hook:
     """One run of a hook, from the environment that hook.sh and Slurm make. `job_ids`: the job's id, and its SLUID from
-    Slurm 26.05; empty outside of a job. `failed`: the job failed. `until_s`: end of the budget (time.monotonic())."""
+    Slurm 26.05; empty outside of a job. `failed`: the job failed. `until_s`: end of the budget (time.monotonic()).
+    `evidence`: what is known of the job before a drain, a few words. `scontrol`: its path, "" for the usual places."""
 
     def __init__(self, when: str, env: Mapping[str, str]) -> None:
         budget_s, now_s = _number(env.get("NVRX_BUDGET"), 6.0), kept.now_s()
@@ -59,12 +59,10 @@ class Hook:
         self.config = env.get("NVRX_CONFIG") or None
         self.log = HookLog(when, env.get("NVRX_LOG", ""))
         # Slurm's own words about the job; those of the user are not trusted here.
-        evidence = (
+        self.evidence = (
             f"after job {job}, exit code {codes[1]}" if when == "epilog" and self.failed else ""
         )
-        self.drains = Drains(
-            self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say, evidence
-        )
+        self.scontrol = env.get("NVRX_SCONTROL", "")
 
     def say(self, level: int, text: str) -> None:
         """Log a sentence with the names of node and job, as HookLog.say."""
@@ -141,7 +139,7 @@ def _drained(hook: Hook, failed: list[CheckFinding]) -> bool:
 
     def work(pipe: int) -> None:
         hook.log.taken()
-        done = hook.drains.drain(failed)
+        done = drains.drain(hook, failed)
         os.write(pipe, hook.log.taken())
         os._exit(not done)
 
@@ -157,24 +155,24 @@ def _drained(hook: Hook, failed: list[CheckFinding]) -> bool:
 
 
 def _periodic(hook: Hook, rules: policy.Rules) -> int:
-    why = hook.drains.ours()
+    why = drains.drained(hook)
     drained_for = why.checks if why else ()
     found = _examine(hook, rules, _of(rules, hook.when, drained_for))
     if failed := _to_drain(found):
         if any(finding.check not in drained_for for finding in failed):
-            hook.drains.drain(failed)
+            drains.drain(hook, failed)
     elif why and rules.hooks.undrain:
         off = [
             name
             for name in drained_for
             if name in rules.checks and not _in_hooks(rules.checks[name])
         ]
-        if recovered(set(drained_for).difference(off), found.findings):
+        if drains.recovered(set(drained_for).difference(off), found.findings):
             said = [
                 f"{name} {'is switched off' if name in off else 'passes again'}"
                 for name in drained_for
             ]
-            hook.drains.undrain(why, ", ".join(said))
+            drains.undrain(hook, why, ", ".join(said))
     return OK
 
 
