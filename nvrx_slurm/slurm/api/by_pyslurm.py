@@ -1,7 +1,7 @@
 """The backend by pyslurm, which runs in a child process of its own.
 
-What it does not do better is inherited from the command line tools: `config`, `submit` and `complete`, and
-the changes of nodes, which only root's hooks make.
+It answers about jobs and nodes, and ends jobs. The rest is inherited from the command line tools: those that make or
+change something are beside sbatch and srun.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import IO, Any
@@ -24,7 +23,6 @@ from nvrx_slurm.slurm.api.facts import (
     NodeFacts,
     NotKnown,
     SlurmError,
-    StepFacts,
 )
 from nvrx_slurm.system import bounded
 
@@ -112,14 +110,6 @@ class PySlurm(Slurm):
             plain[name] = text.hosts(plain[name])
         return JobFacts(**plain)
 
-    def steps(self, job_id: int) -> list[StepFacts]:
-        """Answer by JobSteps.load."""
-        try:
-            found = self.ask("steps", job_id)
-        except NotKnown:
-            return []
-        return [StepFacts(*step) for step in found]
-
     def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
         """Answer by Node.load and Nodes.load."""
         found = {}
@@ -127,10 +117,6 @@ class PySlurm(Slurm):
             lists = {"states": frozenset(plain["states"]), "partitions": tuple(plain["partitions"])}
             found[plain["name"]] = NodeFacts(**plain | lists)
         return found
-
-    def signal(self, step_id: str, signum: int) -> None:
-        """Signal by send_signal."""
-        self.ask("signal", step_id, signum)
 
     def cancel(self, job_id: int) -> None:
         """Cancel by Job.cancel."""
@@ -140,10 +126,6 @@ class PySlurm(Slurm):
     def requeue(self, job_id: int) -> None:
         """Requeue by Job.requeue."""
         self.ask("requeue", job_id)
-
-    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
-        """Exclude by Job.modify."""
-        self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
 
 
 def _exchange(child: subprocess.Popen[str], request: str) -> str:

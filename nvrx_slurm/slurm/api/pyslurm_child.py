@@ -47,16 +47,6 @@ def _job(job_id: int) -> dict[str, Any]:
     }
 
 
-def _steps(job_id: int) -> list[tuple[str, str]]:
-    try:
-        steps = pyslurm.JobSteps.load(job_id).values()
-    except (KeyError, pyslurm.RPCError) as error:
-        if isinstance(error, KeyError) or "step info" in str(error):  # the job has none, now
-            return []
-        raise
-    return [(f"{job_id}.{step.id}", step.name or "") for step in steps]
-
-
 def _nodes(names: list[str]) -> list[dict[str, Any]]:
     nodes = [pyslurm.Node.load(names[0])] if len(names) == 1 else pyslurm.Nodes.load().values()
     wanted = set(names)
@@ -76,24 +66,11 @@ def _nodes(names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _signal(step_id: str, signum: int) -> None:
-    job, _, step = step_id.partition(".")
-    # without load: no effect
-    pyslurm.JobStep.load(int(job), int(step) if step.isdigit() else step).send_signal(signum)
-
-
-def _exclude(job_id: int, nodes: list[str]) -> None:
-    pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(excluded_nodes=nodes))
-
-
 _CALLS: dict[str, Callable[..., Any]] = {
     "job": _job,
-    "steps": _steps,
     "nodes": _nodes,
-    "signal": _signal,
     "cancel": lambda job_id: pyslurm.Job(job_id).cancel(),
     "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
-    "exclude": _exclude,
     "version": lambda: [pyslurm.__version__, pyslurm.slurmctld.Config.load().version],
 }
 
