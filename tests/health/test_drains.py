@@ -78,7 +78,7 @@ def test_unknown_and_not_applicable_are_no_recovery():
 def test_only_one_node_is_ever_named():
     for name in ("", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"):
         with pytest.raises(SlurmError, match="is not the name of a node"):
-            Slurm(Tools(trusted="/bin/echo")).drain(name, "x")
+            Slurm(Tools(trusted="/bin/echo")).update_node(name, "State=DRAIN")
 
 
 def note(path, body="", within_s=60.0):

@@ -35,7 +35,8 @@ from nvrx_slurm.slurm.api.facts import SlurmError
 slurm, job = api.connect()[0], int(sys.argv[1])
 print(slurm.name)
 for ask in (
-    lambda: slurm.drain("n1", "mine"), lambda: slurm.undrain("n1"), lambda: slurm.set_reason("n1", "mine"),
+    lambda: slurm.update_node("n1", "State=DRAIN", "Reason=mine"), lambda: slurm.update_node("n1", "State=UNDRAIN"),
+    lambda: slurm.update_node("n1", "Reason=mine"),
     lambda: slurm.requeue(job), lambda: slurm.exclude(job, ["n1"]), lambda: slurm.cancel(job),
     lambda: slurm.set_comment(job, "mine"),
     lambda: slurm.complete(job, 0),
@@ -150,12 +151,12 @@ def test_nodes_and_the_configuration(slurm, slurm_version):
     assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
     assert {name: one.states for name, one in slurm.nodes().items()} == dict.fromkeys(("n1", "n2", "n3"), {"IDLE"})
     assert slurm.nodes(["n1"])["n1"].address == "127.0.0.1" and slurm.nodes(["n1"])["n1"].port > 0
-    slurm.drain("n2", 'a "broken", b=c disk')
+    slurm.update_node("n2", "State=DRAIN", 'Reason=a "broken", b=c disk')
     note = slurm.nodes(["n2", "n3"])["n2"]
     assert (note.states, note.reason, note.reason_by) == ({"IDLE", "DRAIN"}, 'a "broken", b=c disk', "root")
-    slurm.set_reason("n2", "another")
+    slurm.update_node("n2", "Reason=another")
     assert slurm.nodes(["n2"])["n2"].reason == "another"
-    slurm.undrain("n2")
+    slurm.update_node("n2", "State=UNDRAIN")
     until(lambda: slurm.nodes(["n2"])["n2"].states == {"IDLE"}, "it is in service")
 
 
@@ -164,7 +165,7 @@ def test_what_is_not_known(slurm):
         lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.exclude(99999, ["n1"]),
         lambda: slurm.set_comment(99999, "x"),
         lambda: slurm.signal("99999.0", signal.SIGUSR1),
-        lambda: slurm.nodes(["n1", "zz"]), lambda: slurm.nodes(["zz"]), lambda: slurm.drain("zz", "x"),
+        lambda: slurm.nodes(["n1", "zz"]), lambda: slurm.nodes(["zz"]), lambda: slurm.update_node("zz", "Reason=x"),
         lambda: slurm.complete(99999, 0),
     ):  # fmt: skip
         with pytest.raises(NotKnown):

@@ -131,7 +131,7 @@ def drain(hook: Hook, failed: list[CheckFinding]) -> bool:
         slurm = _slurm(hook)
         note = slurm.nodes([hook.name])[hook.name]
         if may_drain(note):
-            slurm.drain(hook.name, why)
+            slurm.update_node(hook.name, "State=DRAIN", f"Reason={why}")
             hook.say(syslog.LOG_ERR, f"drained: {why}")
             return True
         states = "+".join(sorted(note.states))
@@ -140,7 +140,7 @@ def drain(hook: Hook, failed: list[CheckFinding]) -> bool:
             f"not drained for {why!r}: it is {states} already ({note.reason})",
         )
         if both := extended(note, [finding.check for finding in failed]):
-            slurm.set_reason(hook.name, both)
+            slurm.update_node(hook.name, f"Reason={both}")
             hook.say(syslog.LOG_ERR, f"drained for more: {both}")
         return True
     except (
@@ -172,7 +172,7 @@ def undrain(hook: Hook, why: Reason, text: str) -> None:
         slurm = _slurm(hook)
         if ours(slurm.nodes([hook.name])[hook.name]) != why:
             return
-        slurm.undrain(hook.name)
+        slurm.update_node(hook.name, "State=UNDRAIN")
     except NvrxError as error:
         hook.say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
         return

@@ -101,19 +101,10 @@ class Slurm:
         """Set what `squeue -O Comment` shows of the job; its owner may."""
         self._scontrol("update", f"JobId={job_id}", f"Comment={text}")
 
-    def drain(self, node: str, reason: str) -> None:
-        """Let no new jobs start on the node."""
-        self._scontrol(
-            "update", f"NodeName={text.node_name(node)}", "State=DRAIN", f"Reason={reason}"
-        )
-
-    def set_reason(self, node: str, reason: str) -> None:
-        """Change the reason and leave the state as it is."""
-        self._scontrol("update", f"NodeName={text.node_name(node)}", f"Reason={reason}")
-
-    def undrain(self, node: str) -> None:
-        """Take off the drain and nothing else: a node that is down stays down."""
-        self._scontrol("update", f"NodeName={text.node_name(node)}", "State=UNDRAIN")
+    def update_node(self, node: str, *changes: str) -> None:
+        """Change fields of a node ("State=DRAIN", "Reason=..."). UNDRAIN takes off the drain only: a node that is down
+        stays down. A reason alone leaves the state as it is."""
+        self._scontrol("update", f"NodeName={text.node_name(node)}", *changes)
 
     def submit(self, script: Path, options: Sequence[str] = ()) -> int:
         """sbatch the script with `options` before it; the job's id."""
