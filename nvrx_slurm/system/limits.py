@@ -5,35 +5,25 @@ from __future__ import annotations
 import os
 import re
 import resource
-from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system.memory import GROUPS, text
 
 _OWN_FILES = 256  # logs, monitors and the like
 _START_FILES = 16  # event loop, signals, console, directory and process of the checks
-# Version 2 has one hierarchy; version 1 one for each controller. A path says which group of it a process is in.
-_GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)
 _OOM_FILES = {"": "memory.events", "memory": "memory.oom_control"}
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 
 
 def oom_kills() -> int:
     """How many processes of this one's cgroup the kernel has killed for lack of memory; 0 where it does not tell."""
-    for hierarchy, group in _GROUPS.findall(_text("/proc/self/cgroup")):
+    for hierarchy, group in GROUPS.findall(text("/proc/self/cgroup")):
         found = _OOM_KILLS.search(
-            _text(f"/sys/fs/cgroup/{hierarchy}{group}/{_OOM_FILES[hierarchy]}")
+            text(f"/sys/fs/cgroup/{hierarchy}{group}/{_OOM_FILES[hierarchy]}")
         )
         if found:
             return int(found[1])
     return 0
-
-
-def _text(path: str) -> str:
-    """A file of the kernel; "" where it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def check_start() -> None:

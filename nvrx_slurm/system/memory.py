@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)  # cgroups(7): version 1, version 2
+# cgroups(7): version 2 has one hierarchy, version 1 one for each controller. A path says which group a process is in.
+GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)
 _FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -19,10 +20,10 @@ def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
 
     Pages of files that the kernel drops when memory is short count as free. (0, ...) where nothing can be read.
     """
-    found = _AVAILABLE.search(_text(root / "proc/meminfo"))
+    found = _AVAILABLE.search(text(root / "proc/meminfo"))
     free = int(found[1]) * 1024 if found else 0
     of = "the machine"
-    for kind, group in _GROUPS.findall(_text(root / "proc/self/cgroup")):
+    for kind, group in GROUPS.findall(text(root / "proc/self/cgroup")):
         top = root / "sys/fs/cgroup" / kind
         here = top / group.lstrip("/")
         for _ in range(_MAX_DEPTH):
@@ -40,16 +41,16 @@ def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
 
 def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
     """None: the group has no limit."""
-    most, used = _text(group / limit).strip(), _text(group / usage).strip()
+    most, used = text(group / limit).strip(), text(group / usage).strip()
     if not most.isdecimal() or not used.isdecimal():
         return None
-    droppable = re.search(rf"^{reclaimable} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+    droppable = re.search(rf"^{reclaimable} (\d+)", text(group / "memory.stat"), re.MULTILINE)
     return int(most) - int(used) + (int(droppable[1]) if droppable else 0)
 
 
-def _text(path: Path) -> str:
+def text(path: str | Path) -> str:
     """A file of the kernel; "" where it cannot be read."""
     try:
-        return path.read_text()
+        return Path(path).read_text()
     except OSError:
         return ""

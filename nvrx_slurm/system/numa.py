@@ -63,7 +63,7 @@ class Allowed(NamedTuple):
         nodes = next(
             (line.partition(":")[2] for line in status if line.startswith("Mems_allowed_list:")), ""
         )
-        return cls(frozenset(os.sched_getaffinity(0)), _ranges(nodes))
+        return cls(frozenset(os.sched_getaffinity(0)), pci.ranges(nodes))
 
 
 def by_gpu(
@@ -147,18 +147,4 @@ def check(found: Iterable[Sequence[str]], what: str = BY_NUMBER) -> None:
 
 def _numbers(path: Path) -> frozenset[int] | None:
     """Numbers of a list in a file; None where the kernel tells none (no NUMA, a container without sysfs)."""
-    return _ranges(pci.text(path) or "")
-
-
-def _ranges(text: str) -> frozenset[int] | None:
-    """Numbers of a list like "0-1,4"; None for anything else."""
-    try:
-        ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
-    except ValueError:
-        return None
-    if any(not 0 <= end[0] <= end[-1] < _MAX_NUMBER for end in ends):
-        return None
-    return frozenset(number for end in ends for number in range(end[0], end[-1] + 1))
-
-
-_MAX_NUMBER = 1 << 16  # CPUs
+    return pci.ranges(pci.text(path) or "")

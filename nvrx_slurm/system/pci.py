@@ -1,4 +1,4 @@
-"""Where devices are on the PCI tree, from sysfs.
+"""Where devices are on the PCI tree, from sysfs, and what its files hold.
 
 A device's way is the tuple of what is passed from the top (host bridge, root port, switches) down to the device itself.
 """
@@ -15,6 +15,7 @@ _DEVICES = "bus/pci/devices"
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA, 3D controller
 _MAX_DIGITS = 20  # of a 64-bit count
+_MAX_CPUS = 1 << 16
 
 Way = tuple[str, ...]
 # a directory or file; pathlib takes long to load, and prologs do without it
@@ -58,6 +59,17 @@ def number(file: Place) -> int | None:
     """The count in a file of sysfs; None if there is none, or something else than at most 20 digits."""
     word = text(file) or ""
     return int(word) if word.isdecimal() and len(word) <= _MAX_DIGITS else None
+
+
+def ranges(listed: str) -> frozenset[int] | None:
+    """The numbers in the kernel's list of CPUs or nodes, as "0-1,4"; None for anything else."""
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in listed.strip().split(",")]
+    except ValueError:
+        return None
+    if any(not 0 <= end[0] <= end[-1] < _MAX_CPUS for end in ends):
+        return None
+    return frozenset(number for end in ends for number in range(end[0], end[-1] + 1))
 
 
 def text(file: Place) -> str | None:

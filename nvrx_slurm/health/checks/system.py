@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 from nvrx_slurm.health.check import (
@@ -15,6 +16,7 @@ from nvrx_slurm.health.check import (
     system_check,
     whole,
 )
+from nvrx_slurm.system import pci
 from nvrx_slurm.system.hardware import Absent
 
 # --- processors -------------------------------------------------------------------------------------------------------
@@ -23,13 +25,12 @@ _ONLINE = "/sys/devices/system/cpu/online"
 
 
 def cpus_online(node: NodeView) -> int:
-    """The length of the kernel's list, as "0-55,112". Raises OSError, and ValueError that names the file."""
-    text = node.text(_ONLINE).strip()
-    try:
-        parts = [[int(end) for end in part.split("-")] for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{_ONLINE} holds {text[:40]!r}, which is no list of CPUs") from None
-    return sum(ends[-1] - ends[0] + 1 for ends in parts)
+    """The length of the kernel's list. Raises OSError, and ValueError that names the file."""
+    text = node.text(_ONLINE)
+    found = pci.ranges(text)
+    if found is None:
+        raise ValueError(f"{_ONLINE} holds {text[:40]!r}, which is no list of CPUs")
+    return len(found)
 
 
 @system_check(
@@ -51,22 +52,17 @@ def cpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 _KIB_PER_GB = 1e9 / 1024
+_MEMORY = re.compile(r"^(MemTotal|MemAvailable): +([0-9]{1,20}) kB", re.MULTILINE)
 _EDAC = "/sys/devices/system/edac/mc"
 _INTERRUPTS = "/proc/interrupts"
 
 
 def memory_gb(node: NodeView) -> tuple[float, float]:
     """(total, available) memory in 10^9 bytes, by /proc/meminfo (proc(5)). Raises OSError and ValueError."""
-    rows = dict(
-        line.split(":", 1) for line in node.text("/proc/meminfo").splitlines() if ":" in line
-    )
-    try:
-        total, available = (
-            whole(rows[name].split()[0], "/proc/meminfo") for name in ("MemTotal", "MemAvailable")
-        )
-    except (KeyError, IndexError):
-        raise ValueError("/proc/meminfo has no MemTotal or MemAvailable") from None
-    return total / _KIB_PER_GB, available / _KIB_PER_GB
+    rows = dict(_MEMORY.findall(node.text("/proc/meminfo")))
+    if len(rows) < 2:
+        raise ValueError("/proc/meminfo has no MemTotal or MemAvailable")
+    return int(rows["MemTotal"]) / _KIB_PER_GB, int(rows["MemAvailable"]) / _KIB_PER_GB
 
 
 # Other versions of the kernel keep a little more or less for themselves; a lost module is far more than that.
