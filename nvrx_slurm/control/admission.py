@@ -15,16 +15,16 @@ import contextlib
 import resource
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from functools import partial
 from itertools import islice, takewhile
 from time import monotonic
-from typing import Generic, TypeVar
 
 from nvrx_slurm.control.handover import TokenServer
+from nvrx_slurm.control.identity import JobIdentity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.errors import AuthError, ProtocolError, UsageError
 
-Connection = TypeVar("Connection", bound=Hashable)
 HANDSHAKE_TIMEOUT_S = 10.0  # from the connection to the registration
 _SHARED_TIMEOUT_S = 2.0  # for a handshake while other connections wait
 _FAILED_SLOT_S = 1.0  # for which a failed handshake keeps its slot
@@ -39,19 +39,39 @@ _REFUSALS_SAID = 5
 _TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
 
 
-class Admission(Generic[Connection]):
+class Caller:
+    """One connection: without a proof until it has registered."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.socket = connection
+        self.address = address
+        self.stream: Stream | None = None  # from the first byte of TLS on
+        self.task: asyncio.Task[None] | None = None  # hands the token over
+        self.greeted = False
+        self.node_id = ""  # "" = not registered
+        self.answered_s = self.sent_s = (
+            monotonic()
+        )  # our last answer; not before that it has sent its last beat
+
+    def abort(self, why: Exception) -> None:
+        """End its stream."""
+        if self.stream is not None:
+            self.stream.abort(why)
+
+
+class Admission:
     """Connections without a proof. All times are monotonic seconds."""
 
     def __init__(self, most: int) -> None:
         """`most`: connections without a proof at a time; beyond, the oldest of the busiest address goes."""
         self._most = most
-        self._arrived: dict[Connection, tuple[str, float]] = {}  # all, oldest first
-        self._waiting: dict[str, dict[Connection, None]] = {}  # by address, oldest first
-        self._begun: dict[Connection, float] = {}  # since when, oldest first
+        self._arrived: dict[Caller, tuple[str, float]] = {}  # all, oldest first
+        self._waiting: dict[str, dict[Caller, None]] = {}  # by address, oldest first
+        self._begun: dict[Caller, float] = {}  # since when, oldest first
         self._taken: Counter[str] = Counter()  # slots by address
         self._failed: deque[tuple[float, str]] = deque()  # until when whose slot stays taken
 
-    def arrive(self, connection: Connection, address: str, now: float) -> list[Connection]:
+    def arrive(self, connection: Caller, address: str, now: float) -> list[Caller]:
         """A connection was accepted. Returns those that have to make room for it."""
         self._arrived[connection] = address, now
         self._waiting.setdefault(address, {})[connection] = None
@@ -60,11 +80,11 @@ class Admission(Generic[Connection]):
         busiest = max(self._waiting.values(), key=len)
         return [next(iter(busiest))]
 
-    def unproved(self) -> list[Connection]:
+    def unproved(self) -> list[Caller]:
         """All connections without a proof."""
         return list(self._arrived)
 
-    def leave(self, connection: Connection, proved: bool, now: float) -> None:
+    def leave(self, connection: Caller, proved: bool, now: float) -> None:
         """A connection has registered or has ended. One that is not here is ignored."""
         address, _ = self._arrived.pop(connection, ("", 0.0))
         waiting = self._waiting.get(address, {})
@@ -78,7 +98,7 @@ class Admission(Generic[Connection]):
             else:
                 self._failed.append((now + _FAILED_SLOT_S, address))
 
-    def late(self, now: float) -> list[Connection]:
+    def late(self, now: float) -> list[Caller]:
         """Connections whose time is over: to be closed, and then to `leave`."""
         gone = [
             g
@@ -95,7 +115,7 @@ class Admission(Generic[Connection]):
             ]
         return list(dict.fromkeys(gone))
 
-    def admit(self, now: float) -> list[Connection]:
+    def admit(self, now: float) -> list[Caller]:
         """Connections that may begin their handshake now."""
         while self._failed and self._failed[0][0] <= now:
             self._taken[self._failed.popleft()[1]] -= 1
@@ -125,44 +145,27 @@ class Admission(Generic[Connection]):
         return min(times, default=None)
 
 
-class Caller:
-    """One connection: without a proof until it has registered."""
-
-    def __init__(self, connection: socket.socket, address: str) -> None:
-        self.socket = connection
-        self.address = address
-        self.stream: Stream | None = None  # from the first byte of TLS on
-        self.task: asyncio.Task[None] | None = None  # hands the token over
-        self.greeted = False
-        self.node_id = ""  # "" = not registered
-        self.answered_s = self.sent_s = (
-            monotonic()
-        )  # our last answer; not before that it has sent its last beat
-
-    def abort(self, why: Exception) -> None:
-        """End its stream."""
-        if self.stream is not None:
-            self.stream.abort(why)
-
-
 class Listener:
-    """Connections until they register. `begin(peer)` starts a stream, whose end has to be told to `left`.
+    """Connections until they register. `on_frame(peer, frame)` and `on_end(peer, why)` are what `Stream` calls; the end
+    of a stream has to be told to `left`.
 
-    `tokens` hands the job's token over; None: it is not handed out. `say` gets the first refusals.
+    `tokens` hands the job's token over; None: it is not handed out. `say` gets the first refusals. `identity`, of the
+    job, is to be set before the first connection.
     """
+
+    identity: JobIdentity
 
     def __init__(
         self,
-        begin: Callable[[Caller], Stream],
+        on_frame: Callable[[Caller, bytes], None],
+        on_end: Callable[[Caller, Exception], None],
         tokens: TokenServer | None,
         say: Callable[[str], None],
     ) -> None:
-        self._begin_stream, self._tokens, self._say = begin, tokens, say
+        self._on_frame, self._on_end, self._tokens, self._say = on_frame, on_end, tokens, say
         # descriptors are for the job first
         callers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
-        self._admission: Admission[Caller] = Admission(
-            max(2 * HANDSHAKES, min(_MOST_CALLERS, callers))
-        )
+        self._admission = Admission(max(2 * HANDSHAKES, min(_MOST_CALLERS, callers)))
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -296,7 +299,8 @@ class Listener:
         if first == _TLS_HANDSHAKE:
             with contextlib.suppress(OSError):
                 peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer.stream = self._begin_stream(peer)
+            calls = partial(self._on_frame, peer), partial(self._on_end, peer)
+            peer.stream = Stream(peer.socket, self.identity, True, *calls)
         elif first == b"\0" and self._tokens is not None:
             self._loop.remove_reader(peer.socket.fileno())
             peer.task = self._loop.create_task(self._hand_over(peer, self._tokens))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -18,7 +17,7 @@ from nvrx_slurm.control.admission import Caller, Listener
 from nvrx_slurm.control.handover import TokenServer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
-from nvrx_slurm.control.stream import AGE, BEAT, Stream
+from nvrx_slurm.control.stream import AGE, BEAT
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, ProtocolError
@@ -52,7 +51,7 @@ class ControlServer:
         self._silence_s = sum(keepalive)
         self._job = job
         self._tokens = TokenServer(credentials, job) if credentials is not None else None
-        self.listener = Listener(self._begin, self._tokens, say)
+        self.listener = Listener(self._on_frame, self._on_end, self._tokens, say)
         self.adopt(token)
         self._members: dict[str, Caller] = {}
         self._heard: dict[Caller, float] = {}  # when a member was heard last, oldest first
@@ -64,11 +63,11 @@ class ControlServer:
     @property
     def pem(self) -> str:
         """Key and certificate of the job."""
-        return self._identity.pem
+        return self.listener.identity.pem
 
     def adopt(self, token: str) -> None:
         """Have peers prove this token from now on; "": none can."""
-        self._identity = identity(token or auth.new_token(), self._job)
+        self.listener.identity = identity(token or auth.new_token(), self._job)
         if self._tokens is not None:
             self._tokens.token = token
 
@@ -133,15 +132,6 @@ class ControlServer:
                 await bounded.wait_for(self._all_left.wait(), grace_s)
 
     # --- streams ---------------------------------------------------------------------------------------------
-
-    def _begin(self, peer: Caller) -> Stream:
-        return Stream(
-            peer.socket,
-            self._identity,
-            True,
-            partial(self._on_frame, peer),
-            partial(self._on_end, peer),
-        )
 
     def _on_frame(self, peer: Caller, frame: bytes) -> None:
         """A frame of a peer that holds the token. Raises ProtocolError."""

@@ -11,14 +11,12 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvrx_slurm.child import program
 from nvrx_slurm.control.admission import Caller, Listener
 from nvrx_slurm.control.identity import identity
-from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.logs import wire
@@ -71,8 +69,8 @@ class Aggregator(program.Program):
     ) -> None:
         super().__init__(connection)
         self._settings = settings
-        self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
-        self._listener = Listener(self._begin, None, self.say)
+        self._listener = Listener(self._on_frame, self._on_end, None, self.say)
+        self._listener.identity = identity(settings.token, wire.IDENTITY.format(settings.job))
         self._shippers: dict[Caller, _Shipper] = {}
         self._files: dict[str, MergedFile] = {}  # open ones, oldest first
         self._pending: dict[str, list[Batch]] = {}
@@ -96,16 +94,6 @@ class Aggregator(program.Program):
 
     # --- shippers ---------------------------------------------------------------------------------------------
 
-    def _begin(self, peer: Caller) -> Stream:
-        wire.keep_alive(peer.socket)
-        return Stream(
-            peer.socket,
-            self._identity,
-            True,
-            partial(self._on_frame, peer),
-            partial(self._on_end, peer),
-        )
-
     def _on_frame(self, peer: Caller, frame: bytes) -> None:
         """Raises ProtocolError, which ends the stream."""
         kind = frame[0] if frame else -1
@@ -123,6 +111,7 @@ class Aggregator(program.Program):
         known = isinstance(hello, dict) and isinstance(hello.get("node"), str)
         if not known or hello.get("version") != wire.VERSION:
             raise ProtocolError(f"it does not speak version {wire.VERSION} of the log protocol")
+        wire.keep_alive(peer.socket)
         older = next((one for one in self._shippers if one.node_id == hello["node"]), None)
         self._shippers[peer] = _Shipper(peer)
         peer.node_id = hello["node"]
