@@ -26,7 +26,9 @@ REAP_S = 0.3
 DEFAULT_LIMIT_BYTES = 65536
 _CHUNK_BYTES = 65536
 _MAX_READS = 64  # reads of a pipe whose child has ended; a pipe holds a bounded number of bytes
-own: set[int] = set()  # pids of children under way: `processes.Orphans` leaves them alone
+own: set[int] = (
+    set()
+)  # pids of children, also of `processes`, that were not reaped: none of them is an orphan
 # a forked child ends itself that long after its deadline, should this process be gone
 _ALARM_S = 2.0
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,13 +45,14 @@ if os.path.isfile(_BUNDLE):
 
 class Ended(NamedTuple):
     """How a child ended. `code`: exit code, negative for a signal, None if it was killed at its deadline.
-    `truncated`: it wrote more to stdout or stderr than was kept. `blocked`: it could not be reaped."""
+    `truncated`: it wrote more to stdout or stderr than was kept. `blocked`: its pid if it could not be reaped, else
+    0."""
 
     code: int | None
     stdout: bytes
     stderr: bytes
     truncated: bool = False
-    blocked: bool = False
+    blocked: int = 0
 
 
 class Output:
@@ -162,7 +165,13 @@ class BoundedProcess:
         outputs = self._outputs()
         stdout, stderr = bytes(self.stdout.kept), bytes(self.stderr.kept) if self.stderr else b""
         truncated = any(output.total > len(output.kept) for output in outputs)
-        return Ended(None if self.killed else self.code, stdout, stderr, truncated, not self.gone)
+        return Ended(
+            None if self.killed else self.code,
+            stdout,
+            stderr,
+            truncated,
+            0 if self.gone else self.pid,
+        )
 
     def finish(self) -> Ended:
         """Wait until it is done, at most until its deadline and REAP_S more. The child is killed if this raises."""

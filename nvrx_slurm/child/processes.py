@@ -13,8 +13,7 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from nvrx_slurm.child import bounded_process
-from nvrx_slurm.child.bounded_process import through_trampoline
+from nvrx_slurm.child.bounded_process import own, through_trampoline
 from nvrx_slurm.child.descendants import children, cleans, group, kill_tree, name, nobody
 from nvrx_slurm.system.files import write_all
 
@@ -22,12 +21,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # rounds of SIGKILL: who loses its parent becomes our child, and is killed in the next round
 _MAX_ROUNDS = 16
-_own: set[int] = set()  # pids of children that were started here and have not been reaped yet
 
 
 def own_pids() -> frozenset[int]:
     """Process ids of the children that this process started, here or as bounded work, and has not reaped."""
-    return frozenset(_own | bounded_process.own)
+    return frozenset(own)
 
 
 class _Adopted(NamedTuple):
@@ -57,7 +55,7 @@ class Child:
             os.kill(popen.pid, signal.SIGKILL)
             popen.wait()
             raise
-        _own.add(self.pid)
+        own.add(self.pid)
 
     def signal_group(self, signum: int) -> None:
         """Send `signum` to the whole process group; harmless when it is gone already."""
@@ -83,7 +81,7 @@ class Child:
             self.signal_group(signal.SIGKILL)
         code = self._popen.wait()
         os.close(self.pidfd)
-        _own.discard(self.pid)
+        own.discard(self.pid)
         return code
 
     def _is_member(self, pid: int) -> bool:

@@ -15,19 +15,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.child.bounded_process import JOB_SIGNALS
+
 GIVEN_UP = 3  # exit code of a program that is not to be started again
 UNFINISHED = 4  # exit code: the rest of its work was not done in time
 ORPHANED_S = 5.0  # for the rest of its work when the agent has ended
 _NICE = 10
 _PACKET_BYTES = 1 << 17
-_IGNORED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 
 
 class Program:
@@ -76,7 +70,7 @@ class Program:
 def run(fd: int, make: Callable[[dict[str, Any], socket.socket], Program]) -> int:
     """The whole program: read the settings, `make(settings, connection)`. Returns its exit code."""
     # Slurm signals every process of a step; the agent says when it is time to end
-    for signum in _IGNORED:
+    for signum in (*JOB_SIGNALS, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     os.nice(_NICE)
     connection = socket.socket(fileno=fd)

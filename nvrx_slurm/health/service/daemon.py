@@ -149,14 +149,13 @@ class Runs:
         """(exit code, stdout, stderr) of a command. Kills what it leaves running. Raises as `answer`."""
         log.debug("running %s", one_line(" ".join(argv)))
         env = {"PATH": _PATH, **os.environ}
-        process = bounded_process.execute(
-            argv, env, self._timeout_s, limit=MAX_OUTPUT_BYTES, last=True
-        )
         try:
-            ended = process.finish()
+            ended = bounded_process.run(
+                argv, env, self._timeout_s, limit=MAX_OUTPUT_BYTES, last=True
+            )
         finally:
             self.kill()
-        self._blocked = process.pid if ended.blocked else 0
+        self._blocked = ended.blocked
         error = ended.stderr[-MAX_ERROR_BYTES:].decode(errors="replace").strip()
         if ended.code is None or ended.code < 0:
             how = (
