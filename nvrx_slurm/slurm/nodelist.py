@@ -56,29 +56,20 @@ def _pieces(part: str, most: int) -> list[list[str]]:
 
 def different_counts(text: str) -> set[int]:
     """The numbers in ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> {2, 1}. Raises UsageError."""
-    return {count for count, nodes in _counts(text)}
+    return {count for count, nodes in counts(text)}
 
 
-def total_count(text: str) -> int:
-    """Their sum over all nodes: "2(x3),1" -> 7. Raises UsageError."""
-    total = 0
-    for count, nodes in _counts(text):
-        total += count * nodes
-    return total
-
-
-def _counts(text: str) -> list[tuple[int, int]]:
-    counts = []
+def counts(text: str) -> list[tuple[int, int]]:
+    """Each of them with its number of nodes: "2(x3),1" -> [(2, 3), (1, 1)]. Raises UsageError."""
+    found = []
     for part in text.strip().split(","):
-        found = _COUNT.fullmatch(part)
-        if found is None:
+        one = _COUNT.fullmatch(part)
+        if one is None:
             raise UsageError(
                 f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it."
             )
-        count = int(found[1])
-        nodes = int(found[2] or 1)
-        counts.append((count, nodes))
-    return counts
+        found.append((int(one[1]), int(one[2] or 1)))
+    return found
 
 
 def _bad(part: str, why: str) -> UsageError:

@@ -102,4 +102,5 @@ def _gpus_by_tasks(env: Mapping[str, str]) -> list[str]:
     counts = nodelist.different_counts(tasks)
     if len(counts) == 1:
         return [f"--gpus-per-node={int(per_task[1]) * counts.pop()}"]
-    return [f"--gpus={int(per_task[1]) * nodelist.total_count(tasks)}"]
+    total = sum(count * nodes for count, nodes in nodelist.counts(tasks))
+    return [f"--gpus={int(per_task[1]) * total}"]

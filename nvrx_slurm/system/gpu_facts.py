@@ -63,10 +63,8 @@ def ecc_errors(nvml: ModuleType, handle: Any) -> Ecc:
 
 
 class Rows(NamedTuple):
-    """Row remapping (Ampere and later): rows remapped after uncorrected errors; a remap waits for a reset; one failed,
-    since no spare row is left."""
+    """Row remapping (Ampere and later): a remap waits for a reset; one failed, since no spare row is left."""
 
-    remapped: int
     pending: bool
     failed: bool
 
@@ -74,8 +72,8 @@ class Rows(NamedTuple):
 @by_gpu("remapped rows")
 def remapped_rows(nvml: ModuleType, handle: Any) -> Rows:
     """Row remapping of a GPU that has it."""
-    corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-    return Rows(corrected + uncorrected, bool(pending), bool(failed))
+    *_, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    return Rows(bool(pending), bool(failed))
 
 
 @by_gpu("clock throttle reasons")

@@ -97,9 +97,9 @@ def count(env: Env) -> int:
         return 0
 
 
-def seen(timeout_s: float = TIMEOUT_S) -> int:
+def seen() -> int:
     """How many GPUs NVML shows this process: in a cgroup that hides devices only its own."""
-    return len(read(_present, timeout_s))
+    return len(read(_present))
 
 
 def preload() -> None:
