@@ -7,12 +7,13 @@ import signal
 from collections.abc import Callable
 
 from nvrx_slurm import types as t
+from nvrx_slurm.child import descendants
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import signal_exit_code
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.shell import Shell
-from nvrx_slurm.system.signals import Received, SignalReader, sent_by_slurm
+from nvrx_slurm.system.signals import Received, SignalReader
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -67,7 +68,7 @@ class Signals:
                 self._take(received, agent)
 
     def _take(self, received: Received, agent: Shell) -> None:
-        everybody = self._in_step and sent_by_slurm(received)
+        everybody = self._in_step and _sent_by_slurm(received)
         ends = received.signum in ENDING
         if not agent.result.done():
             agent.post((ag.Signalled if ends else ag.Warned)(received.signum, everybody))
@@ -81,3 +82,11 @@ class Signals:
             coordinator.post(ev.FromAgent(self._node_id, end))
         elif signum == self._warning_signum:
             coordinator.post(ev.FromAgent(self._node_id, t.WarnJob(signum, why)))
+
+
+def _sent_by_slurm(received: Received) -> bool:
+    """Whether slurmstepd sent it, which signals every process of the step and not only this one.
+
+    In a container slurmstepd is outside the PID namespace; the kernel reports 0 for it.
+    """
+    return received.pid == 0 or descendants.name(received.pid) == b"slurmstepd"

@@ -8,7 +8,6 @@ import signal
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 _SFD_CLOEXEC = 0x80000
 _SFD_NONBLOCK = 0x800
@@ -48,16 +47,3 @@ class SignalReader:
             ]
         except BlockingIOError:
             return []
-
-
-def sent_by_slurm(received: Received) -> bool:
-    """Whether slurmstepd sent it, which signals every process of the step and not only this one.
-
-    In a container slurmstepd is outside the PID namespace; the kernel reports 0 for it.
-    """
-    if received.pid == 0:
-        return True
-    try:
-        return Path(f"/proc/{received.pid}/comm").read_text().strip() == "slurmstepd"
-    except OSError:
-        return False
