@@ -74,7 +74,7 @@ class ControlClient:
         """Begin to look for the coordinator (on the running loop)."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(_report_defect)
+        self._task.add_done_callback(bounded.report_defect)
 
     def send(self, message: t.AgentMessage) -> None:
         """Send a message; without a stream it is dropped: the next Register tells what matters."""
@@ -228,12 +228,3 @@ async def _connect(family: int, address: Any) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-def _report_defect(task: asyncio.Task[None]) -> None:
-    """The task ends only by cancellation. Report any other end at once: no code awaits its result."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        task.get_loop().call_exception_handler(
-            {"message": "the control client broke", "exception": error}
-        )

@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -115,6 +118,13 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     with contextlib.suppress(asyncio.TimeoutError):
         await wait_for(ended.wait(), timeout_s)
     return outcome.get(timeout_s, name)
+
+
+def report_defect(task: asyncio.Task[None]) -> None:
+    """Of a task that is to end by cancellation only, tell any other end at once: no code awaits its result."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        task.get_loop().call_exception_handler({"message": "a task broke", "exception": error})
 
 
 async def call_or_none(fn: Callable[[], T], timeout_s: float, name: str) -> T | None:

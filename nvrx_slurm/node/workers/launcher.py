@@ -210,7 +210,7 @@ class Launcher:
         if self._preparation is not None:
             self._preparation.cancel()
         self._preparation = asyncio.ensure_future(work)
-        self._preparation.add_done_callback(report_defect)
+        self._preparation.add_done_callback(bounded.report_defect)
 
     async def _prepare_next(self, warm: WarmSpec, pid: int) -> None:
         """Standbys for the next workers, which have what worker `pid` loads in the course of time."""
@@ -382,10 +382,3 @@ def _has_customization() -> bool:
     """Whether a sitecustomize or usercustomize runs in this Python which is not the distribution's own."""
     found = (getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize"))
     return any(file is not None and os.path.dirname(file) != os.path.dirname(os.__file__) for file in found)
-
-
-def report_defect(task: asyncio.Task[None]) -> None:
-    """Report a defect at once: no code awaits the task's result."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        task.get_loop().call_exception_handler({"message": "the start of workers broke", "exception": error})

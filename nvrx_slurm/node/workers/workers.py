@@ -29,7 +29,7 @@ from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.hanging import name_what_hangs
 from nvrx_slurm.node.workers.idle import wait_until_idle
-from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks, report_defect
+from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
 from nvrx_slurm.node.workers.orphans import OrphanReaper
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
 from nvrx_slurm.system import bounded, limits
@@ -164,7 +164,7 @@ class Workers:
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         name_what_hangs([self._spec.script, str(self._private_dir)], self._console.say)
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
-        self._opening.add_done_callback(report_defect)
+        self._opening.add_done_callback(bounded.report_defect)
         self._oom_kills = limits.oom_kills()
 
     async def _open_and_start(self, plan: Plan) -> None:
