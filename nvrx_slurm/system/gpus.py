@@ -195,14 +195,8 @@ def pci_addresses(nvml: ModuleType, handle: Any) -> str:
 @by_gpu("memory in use")
 def memory_used_mb(nvml: ModuleType, handle: Any) -> float:
     """Memory (MiB) that programs hold on a GPU, without what the driver keeps for itself."""
-    try:
-        used: int = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
-    except nvml.NVMLError as error:
-        if _code(nvml, error) != "FUNCTION_NOT_FOUND":
-            # what the old function tells of a driver that has the new one counts the driver's own
-            raise
-        used = nvml.nvmlDeviceGetMemoryInfo(handle).used
-    return used / _MIB
+    # drivers before r510 do not tell: what they have counts the driver's own
+    return float(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used / _MIB)
 
 
 def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:

@@ -91,7 +91,6 @@ FUNCTIONS = sorted(set(re.findall(r'(?:BEGIN|outcome)\("(nvml\w+)"', standin.SOU
 for elsewhere in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber"):  # system/test_numa.py, test_gpu_processes.py
     FUNCTIONS.remove(elsewhere)
 ALSO = {  # of older drivers
-    "nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo_v2 13",),
     "nvmlDeviceGetCurrentClocksThrottleReasons": ("nvmlDeviceGetCurrentClocksEventReasons 13",),
 }
 NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
@@ -100,7 +99,7 @@ NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
 @pytest.mark.parametrize("codes", [(15,), pytest.param((3, 4242), marks=pytest.mark.matrix)])
 def test_each_function_that_fails_is_a_sentence(nvml, codes):
     """Not supported, lost, a number from the future: never a traceback, never a wrong pass."""
-    assert len(FUNCTIONS) == 19
+    assert len(FUNCTIONS) == 18
     for function, code in product(FUNCTIONS, codes):
         nvml.say(f"{function} {code}", "reserved 0", *ALSO.get(function, ()))
         said = {name: nvml.found(name) for name in OF_NVML}

@@ -254,17 +254,7 @@ int nvmlDeviceGetTemperatureThreshold(void *handle, int threshold, unsigned *cel
     return SUCCESS;
 }
 
-struct memory { u64 total, free, used; };
 struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
-
-int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory)
-{
-    BEGIN("nvmlDeviceGetMemoryInfo", GPU(handle), NONE);
-    memory->total = 81559 * MIB;
-    memory->used = (number("used", GPU(handle), NONE, 4) + number("reserved", GPU(handle), NONE, 600)) * MIB;
-    memory->free = memory->total - memory->used;
-    return SUCCESS;
-}
 
 int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory)
 {
