@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
+from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, joined, story
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import admission, handover
@@ -126,8 +126,7 @@ async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credent
 async def test_agent_without_a_token_gets_it_and_joins(credentials):
     ours, theirs = credentials
     async with Server(credentials=ours) as server, Client(server.port, token="", credentials=theirs) as client:
-        await client.inbox.next(ag.Connected)
-        assert (await server.inbox.next(ev.Joined)).message.node == NODE
+        assert (await joined(server, client)).message.node == NODE
 
 
 def test_payload_of_another_job_or_kind_is_no_request(credentials):
@@ -178,8 +177,7 @@ async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypat
     async with Server(credentials=Hangs(vault, "me")) as server:
         strangers = [asyncio.ensure_future(_ask(server.port, "x")) for _ in range(20)]
         async with Client(server.port) as client:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
+            await joined(server, client)
         assert await asyncio.gather(*strangers) == [False] * 20
         assert at_once == [1]  # the others' time was over before theirs
         asking = asyncio.ensure_future(_ask(server.port, handover.request(FakeMunge(vault, "me"), JOB)))
@@ -194,8 +192,7 @@ async def test_other_users_get_no_token_and_cannot_give_one():
     me, stranger = FakeMunge(vault, "me"), FakeMunge(vault, "stranger")
     async with Server(token="evil", credentials=stranger) as fake, Server(credentials=me) as server:
         async with Client(fake.port, server.port, token="", credentials=me) as client:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
+            await joined(server, client)
         async with Client(server.port, token="", credentials=stranger, node=replace(NODE, node_id="x")) as bad:
             await server.inbox.next(ev.Lost)
             with pytest.raises(asyncio.TimeoutError):

@@ -9,7 +9,7 @@ import socket
 import ssl
 
 import pytest
-from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
+from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, joined, story
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import admission, stream
@@ -117,8 +117,7 @@ async def test_agents_of_a_job_get_in_while_strangers_hold_thousands_of_connecti
             if number % 50 == 0:
                 await asyncio.sleep(0)
         async with Client(server.port, node=replace(NODE, node_id="late")) as late:
-            await late.inbox.next(ag.Connected, 5)
-            await server.inbox.next(ev.Joined)
+            await joined(server, late)
             assert _resident_kb() - before_kb < 12_000
         await server.inbox.next(ev.Lost)
         for one in strangers:
@@ -197,8 +196,7 @@ def _changed(record):
 async def test_a_stranger_that_relays_cannot_inject(forge, whom):
     """It has the first candidate port. What it adds ends the stream, and neither end takes a message from it."""
     async with Server() as server, Relay(server.port) as relay, Client(relay.port, server.port) as client:
-        await client.inbox.next(ag.Connected)
-        await server.inbox.next(ev.Joined)
+        await joined(server, client)
         assert server.server.send("n0", t.Stop(1, 0, "of the coordinator"))
         assert (await client.inbox.next(t.Stop)).reason == "of the coordinator"
         assert relay.records[whom]
@@ -206,8 +204,7 @@ async def test_a_stranger_that_relays_cannot_inject(forge, whom):
         await client.inbox.next(ag.Disconnected)
         assert "broke the protocol" in (await server.inbox.next(ev.Lost)).why or whom == "agent"
         await relay.__aexit__()
-        await client.inbox.next(ag.Connected)  # at the second candidate
-        await server.inbox.next(ev.Joined)
+        await joined(server, client)  # at the second candidate
         assert client.inbox.empty() and server.inbox.empty()
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from stage import free_port
-from wire_harness import PLAN, SLOW, Client, Process, Raw, Server, story
+from wire_harness import PLAN, SLOW, Client, Process, Raw, Server, joined, story
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import addresses, auth
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.process
 @story
 async def test_what_is_pushed_before_a_drop_arrives():
     async with Server() as server, Client(server.port) as client:
-        await client.inbox.next(ag.Connected)
-        await server.inbox.next(ev.Joined)
+        await joined(server, client)
         server.server.send("n0", t.Refused(95, "not wanted"))
         server.server.drop("n0")
         assert (await client.inbox.next(t.Refused)).reason == "not wanted"
@@ -57,8 +56,7 @@ async def test_a_killed_client_is_lost_at_once():
 async def test_idle_peers_stay_connected_over_many_keepalives():
     keepalive = (0.3, 0.3)
     async with Server(keepalive=keepalive) as server, Client(server.port, keepalive=keepalive) as client:
-        await client.inbox.next(ag.Connected)
-        await server.inbox.next(ev.Joined)
+        await joined(server, client)
         with pytest.raises(asyncio.TimeoutError):
             await server.inbox.next(ev.Lost, 1.5)
         assert client.inbox.empty()
@@ -80,8 +78,7 @@ async def test_a_stopped_server_is_found_again_and_a_killed_ones_successor_too()
             await client.inbox.next(ag.Disconnected, 5)
             peer.process.wait()  # only then is its port free for certain
             async with Server(ports=(port,)) as server:
-                await client.inbox.next(ag.Connected)
-                await server.inbox.next(ev.Joined)
+                await joined(server, client)
 
 
 @story
@@ -103,8 +100,7 @@ async def test_peer_that_takes_nothing_is_lost():
 @story
 async def test_large_messages_arrive_whole_in_both_directions():
     async with Server() as server, Client(server.port) as client:
-        await client.inbox.next(ag.Connected)
-        await server.inbox.next(ev.Joined)
+        await joined(server, client)
         faults = tuple(t.RankFault(t.FaultKind.EXIT, "h", rank, traceback="t" * 15_000) for rank in range(60))
         plan = replace(PLAN, history=t.History(excluded=tuple(f"{n:0200}" for n in range(4000))))
         for _ in range(3):
@@ -152,8 +148,7 @@ async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other):
     async with Server(**other) as fake, Client(fake.port, port) as client:
         await client.hear("another job, or does not hold this job's token")
         async with Server(ports=(port,)) as server:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
+            await joined(server, client)
             assert fake.inbox.empty() and "does not hold this job's token" in fake.said[0]
 
 
@@ -190,8 +185,7 @@ async def test_foreign_listener_on_the_first_port(kind, monkeypatch):
     async with Server(ports=(taken, 0)) as server:
         assert server.port != taken
         async with Client(taken, server.port) as client:
-            await client.inbox.next(ag.Connected)
-            await server.inbox.next(ev.Joined)
+            await joined(server, client)
     foreign.close()
 
 

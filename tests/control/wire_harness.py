@@ -131,6 +131,12 @@ class Client:
         await self.client.close(0.5)
 
 
+async def joined(server, client):
+    """Wait until both know of each other; the server's event."""
+    await client.inbox.next(ag.Connected)
+    return await server.inbox.next(ev.Joined)
+
+
 HELLO = t.Hello(auth.VERSION)
 
 
@@ -202,10 +208,9 @@ PLAN = t.Plan(1, 0, t.History(), 3, 1, 2, "127.0.0.1", 1234, 0, 0)
 async def good_agent(server):
     """An agent of the job that must not notice what strangers do; checked in both directions at the end."""
     async with Client(server.port) as client:
-        await client.inbox.next(ag.Connected)
-        joined = await server.inbox.next(ev.Joined)
+        event = await joined(server, client)
         yield client
-        assert server.server.send(joined.message.node.node_id, PLAN)
+        assert server.server.send(event.message.node.node_id, PLAN)
         assert await client.inbox.next(t.Plan) == PLAN
         client.client.send(t.Succeeded(1, 0))
         assert (await server.inbox.next(ev.FromAgent)).message == t.Succeeded(1, 0)
