@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from nvrx_slurm.system.hardware import Absent
 
@@ -38,6 +38,10 @@ class Verdict(str, Enum):
     FAIL = "fail"
     UNKNOWN = "unknown"
     NOT_APPLICABLE = "not applicable"
+
+
+Judgement = tuple[Verdict, str]  # of a check, in one sentence
+Examine: TypeAlias = "Callable[[NodeView, Expected], Judgement]"
 
 
 class CheckFinding(NamedTuple):
@@ -73,7 +77,7 @@ class Check(NamedTuple):
     name: str  # kebab-case
     reads: str  # for people: files and calls
     fails: str  # for people: when it fails, in one sentence
-    examine: Callable[[NodeView, Expected], tuple[Verdict, str]]
+    examine: Examine
     contexts: tuple[str, ...] = CONTEXTS
     # those it uses of `expected` (other checks may use them, too)
     settings: tuple[SiteKey, ...] = ()
@@ -88,12 +92,10 @@ class Check(NamedTuple):
     group: str = ""
 
 
-def check(
-    name: str, reads: str, **more: Any
-) -> Callable[[Callable[[NodeView, Expected], tuple[Verdict, str]]], Check]:
+def check(name: str, reads: str, **more: Any) -> Callable[[Examine], Check]:
     """Make the decorated function the `examine` of a Check; its docstring says when the check fails."""
 
-    def declare(examine: Callable[[NodeView, Expected], tuple[Verdict, str]]) -> Check:
+    def declare(examine: Examine) -> Check:
         return Check(name, reads, " ".join((examine.__doc__ or "").split()), examine, **more)
 
     return declare
@@ -201,7 +203,7 @@ def whole(word: str, file: str) -> int:
     return int(word)
 
 
-def judged(wrong: Iterable[str], well: str, unknown: Iterable[str] = ()) -> tuple[Verdict, str]:
+def judged(wrong: Iterable[str], well: str, unknown: Iterable[str] = ()) -> Judgement:
     """FAIL with the problems in `wrong`, else UNKNOWN with those in `unknown`, else PASS with `well`."""
     for verdict, problems in ((Verdict.FAIL, list(wrong)), (Verdict.UNKNOWN, list(unknown))):
         if problems:

@@ -30,6 +30,7 @@ from nvrx_slurm.health.check import (
     Check,
     CheckFinding,
     Expected,
+    Judgement,
     NodeView,
     Verdict,
 )
@@ -288,7 +289,7 @@ def _absent(check: Check, node: NodeView, expected: Expected) -> str:
 
 def examine(
     check: Check, node: NodeView, expected: Expected, learned: dict[str, Any] | None = None
-) -> tuple[Verdict, str]:
+) -> Judgement:
     """Gather and judge in this process: the verdict and its sentence, whatever the check raises.
 
     The settings that the check learns from the facts are added to `learned`.

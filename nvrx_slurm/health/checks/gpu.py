@@ -13,6 +13,7 @@ from nvrx_slurm.health.check import (
     OUTSIDE_PREFLIGHT,
     Check,
     Expected,
+    Judgement,
     NodeView,
     SiteKey,
     Verdict,
@@ -52,7 +53,7 @@ def gpu_check(
 
     def declare(problem: Callable[[Any, Expected], str]) -> Check:
         @wraps(problem)
-        def examine(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+        def examine(node: NodeView, expected: Expected) -> Judgement:
             facts = read(visible(node), say=node.doing)
             wrong = [
                 f"{gpu} {said}" for gpu, fact in facts.items() if (said := problem(fact, expected))
@@ -97,7 +98,7 @@ def given_gpus(env: Mapping[str, str]) -> int | None:
     settings=(SiteKey("gpus", "count", None, "GPUs that NVML must show"),),
     learn=lambda node, expected: {"gpus": gpus.seen()},
 )
-def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def gpu_count(node: NodeView, expected: Expected) -> Judgement:
     """NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus."""
     given = given_gpus(node.env)
     of_site = expected["gpus"]
@@ -137,7 +138,7 @@ def _says_nothing(failure: Exception) -> bool:
 
 
 @nvml_check("gpu-recovery", "NVML: recovery action of each GPU (driver r570 and later)")
-def gpu_recovery(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def gpu_recovery(node: NodeView, expected: Expected) -> Judgement:
     """A GPU needs a reset, a drain or a reboot, is lost, or its driver reports an error."""
     try:
         actions = gpus.recovery_actions(visible(node), say=node.doing)
@@ -157,7 +158,7 @@ _MODULE = re.compile(r"Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s")
     settings=(SiteKey("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
     learn=lambda node, expected: {"gpu_driver": gpu_facts.driver_version()},
 )
-def gpu_driver(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def gpu_driver(node: NodeView, expected: Expected) -> Judgement:
     """Library and kernel module have different versions, or not the version of gpu_driver."""
     library = gpu_facts.driver_version(say=node.doing)
     wanted = expected["gpu_driver"]
@@ -306,7 +307,7 @@ def nvlink(links: Mapping[int, bool], expected: Expected) -> str:
         ),
     ),
 )
-def nvlink_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def nvlink_errors(node: NodeView, expected: Expected) -> Judgement:
     """An NVLink counted too many errors within nvlink_window_s."""
     now = {
         f"{gpu.partition(' (')[0]} NVLink {link}": count

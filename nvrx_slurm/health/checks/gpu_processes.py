@@ -6,7 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import NVML, Expected, NodeView, SiteKey, Verdict, check, judged
+from nvrx_slurm.health.check import (
+    NVML,
+    Expected,
+    Judgement,
+    NodeView,
+    SiteKey,
+    Verdict,
+    check,
+    judged,
+)
 from nvrx_slurm.health.checks.gpu import in_script, visible
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system import gpu_facts, gpus
@@ -104,7 +113,7 @@ _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcg
     ),
     budget_s=5.0,
 )
-def gpu_processes(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def gpu_processes(node: NodeView, expected: Expected) -> Judgement:
     """A process of no job is on a GPU (in a job's prolog and epilog: of another job, on its GPUs), or memory is in use
     without a process."""
     until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
@@ -116,7 +125,7 @@ def gpu_processes(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         time.sleep(_APART_S)
 
 
-def judge(use: GpuUse, expected: Expected) -> tuple[Verdict, str]:
+def judge(use: GpuUse, expected: Expected) -> Judgement:
     """The verdict by one reading."""
     left = {
         name: gpu for gpu, found in use.processes.items() for name, may in found.items() if not may

@@ -17,7 +17,15 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, listed, system_check
+from nvrx_slurm.health.check import (
+    Expected,
+    Judgement,
+    NodeView,
+    SiteKey,
+    Verdict,
+    listed,
+    system_check,
+)
 from nvrx_slurm.system.hardware import Absent
 
 KMSG = "/dev/kmsg"
@@ -182,12 +190,12 @@ def acknowledge(node: NodeView) -> int:
     ),
     needs_root=True,
 )
-def kernel_log(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def kernel_log(node: NodeView, expected: Expected) -> Judgement:
     """A code asks for a GPU reset, a reboot or a person."""
     return judge(events(node), expected)
 
 
-def judge(found: Iterable[DriverEvent], expected: Expected) -> tuple[Verdict, str]:
+def judge(found: Iterable[DriverEvent], expected: Expected) -> Judgement:
     """FAIL with the worst events first."""
     grave: dict[str, Repair] = {}
     others: Counter[str] = Counter()

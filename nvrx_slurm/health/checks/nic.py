@@ -11,9 +11,9 @@ from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import (
     QUICK,
     Expected,
+    Judgement,
     NodeView,
     SiteKey,
-    Verdict,
     check,
     judged,
     system_check,
@@ -100,7 +100,7 @@ def learn_ports(node: NodeView, expected: Expected) -> dict[str, Any]:
     learn=learn_ports,
     budget_s=4.0,
 )
-def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def nic_ports(node: NodeView, expected: Expected) -> Judgement:
     """A port is not ACTIVE, or is slower than it was. The ports of nic_ports are looked at; without it, those that
     were ACTIVE since boot. A port that waits for the subnet manager gets 3 s."""
     until_s = min(time.monotonic() + _SETTLE_S, node.deadline_s - _MARGIN_S)
@@ -144,7 +144,7 @@ def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         *_PATHS,
     ),
 )
-def nic_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def nic_errors(node: NodeView, expected: Expected) -> Judgement:
     """A link went down, or a port counted too many errors, within nic_window_s."""
     now: dict[str, int] = {}
     for name, port in ports(node, expected).items():
@@ -209,7 +209,7 @@ def _gt_per_s(directory: str, which: str) -> float | None:
         ),
     ),
 )
-def pcie_links(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def pcie_links(node: NodeView, expected: Expected) -> Judgement:
     """A link has fewer lanes, or a NIC's less speed, than both its ends can have."""
     wrong = []
     unknown = []

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from nvrx_slurm.errors import NEEDS_GRPC
-from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, check, listed
+from nvrx_slurm.health.check import Expected, Judgement, NodeView, SiteKey, Verdict, check, listed
 from nvrx_slurm.system import trust
 
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
@@ -88,7 +88,7 @@ def parse_output(text: str) -> dict[str, Any] | None:
     only_if="node_service",
     budget_s=TIMEOUT_S + 1,
 )
-def node_service(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def node_service(node: NodeView, expected: Expected) -> Judgement:
     """The service says that the node is not healthy, or its output is not JSON with a fail_count."""
     path = expected["node_service"]
     place = node.path(path)
@@ -108,7 +108,7 @@ def node_service(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     return judge(reply.success, reply.output, reply.error)
 
 
-def judge(success: bool, output: str, error: str) -> tuple[Verdict, str]:
+def judge(success: bool, output: str, error: str) -> Judgement:
     """What the fields of a HealthCheckResponse mean."""
     found = parse_output(output)
     said = f": {error}" if error.strip() else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.child import bounded_process
 from nvrx_slurm.child.bounded_process import Ended
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, NodeView, Verdict
+from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, Judgement, NodeView, Verdict
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
         orphans.kill()
 
 
-def judge(ended: Ended) -> tuple[Verdict, str]:
+def judge(ended: Ended) -> Judgement:
     """The verdict by exit code; any other code, a signal and no end at all are unknown."""
     texts = (data.decode(errors="replace").strip() for data in (ended.stdout, ended.stderr))
     line = next((text.splitlines()[0] for text in texts if text), "")

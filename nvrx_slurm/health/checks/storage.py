@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from nvrx_slurm.health.check import (
     Expected,
+    Judgement,
     NodeView,
     SiteKey,
-    Verdict,
     check,
     judged,
     listed,
@@ -69,7 +69,7 @@ def _mount(line: str) -> tuple[str, Mount] | None:
 
 
 @system_check("lustre", _LUSTRE)
-def lustre(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def lustre(node: NodeView, expected: Expected) -> Judgement:
     """Lustre says anything but healthy."""
     word = (
         node.text(_LUSTRE, 4096, absent="no Lustre client is loaded here")
@@ -117,7 +117,7 @@ def learn_mounts(node: NodeView, expected: Expected) -> dict[str, tuple[str, ...
     budget_s=5.0,
     learn=learn_mounts,
 )
-def mounts_check(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def mounts_check(node: NodeView, expected: Expected) -> Judgement:
     """An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed."""
     there = dict(mounts(node))
     needed = expected["mounts"]
@@ -148,7 +148,7 @@ def _judged(
     answers: Mapping[str, Exception | None],
     well: str,
     expected: Expected,
-) -> tuple[Verdict, str]:
+) -> Judgement:
     """`answers`: None or why there is no access, by path, without paths that gave no answer in time."""
     wrong += [
         f"{path}: {getattr(why, 'strerror', None) or why}" for path, why in answers.items() if why
@@ -169,7 +169,7 @@ def _judged(
     only_if="storage_paths",
     budget_s=5.0,
 )
-def storage_paths(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def storage_paths(node: NodeView, expected: Expected) -> Judgement:
     """A path does not exist or cannot be read."""
     paths = expected["storage_paths"]
     answers = node.at_once(lambda path: read_path(node, path), paths)
@@ -213,7 +213,7 @@ def lacking(room: os.statvfs_result, expected: Expected) -> str:
 
 
 @system_check("disk-space", "statvfs(3) of each path of disk_paths", settings=_DISKS)
-def disk_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def disk_space(node: NodeView, expected: Expected) -> Judgement:
     """A local file system that only the system writes to has too little room or too few inodes."""
     there = {
         path: node.path(path) for path in expected["disk_paths"] if os.path.exists(node.path(path))
@@ -258,7 +258,7 @@ def shm_gb(node: NodeView) -> tuple[float, float]:
     ),
     learn=lambda node, expected: {"shm_size_gb": int(shm_gb(node)[0] * 0.99 * 10) / 10},
 )
-def shm_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def shm_space(node: NodeView, expected: Expected) -> Judgement:
     """/dev/shm is smaller than it should be or has too little room, as after a job that left its segments."""
     (size_gb, free_gb), least_gb = shm_gb(node), expected["shm_size_gb"]
     wrong = []

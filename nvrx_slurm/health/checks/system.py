@@ -8,9 +8,9 @@ import time
 
 from nvrx_slurm.health.check import (
     Expected,
+    Judgement,
     NodeView,
     SiteKey,
-    Verdict,
     judged,
     listed,
     system_check,
@@ -39,7 +39,7 @@ def cpus_online(node: NodeView) -> int:
     settings=(SiteKey("cpus", "count", None, "logical CPUs online"),),
     learn=lambda node, expected: {"cpus": cpus_online(node)},
 )
-def cpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def cpu_count(node: NodeView, expected: Expected) -> Judgement:
     """Not as many logical CPUs are online as expected."""
     online = cpus_online(node)
     wanted = expected["cpus"]
@@ -75,7 +75,7 @@ def memory_gb(node: NodeView) -> tuple[float, float]:
     ),
     learn=lambda node, expected: {"memory_gb": int(memory_gb(node)[0] * 0.99)},
 )
-def memory_size(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def memory_size(node: NodeView, expected: Expected) -> Judgement:
     """The node has less memory than it should, or less available than needed."""
     total, available = memory_gb(node)
     rows = (
@@ -91,7 +91,7 @@ def memory_size(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 
 
 @system_check("memory-errors", f"{_EDAC}/mc*/ue_count and the row MCE of {_INTERRUPTS}")
-def memory_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def memory_errors(node: NodeView, expected: Expected) -> Judgement:
     """An uncorrected memory error or a machine check exception happened since boot."""
     controllers = [
         name for name in node.names(_EDAC) if name.startswith("mc") and name[2:].isdecimal()
@@ -159,7 +159,7 @@ def running_services(node: NodeView, names: list[str]) -> list[str]:
         "services": tuple(running_services(node, list(expected["services"])))
     },
 )
-def services(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def services(node: NodeView, expected: Expected) -> Judgement:
     """A service of `services` does not run."""
     wanted = list(expected["services"])
     running = running_services(node, wanted)
@@ -168,7 +168,7 @@ def services(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 
 
 @system_check("time-sync", "adjtimex(2)", contexts=("periodic", "manual"), on_fail="warn")
-def time_sync(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def time_sync(node: NodeView, expected: Expected) -> Judgement:
     """The kernel's clock is not synchronized."""
     import ctypes
 
@@ -193,7 +193,7 @@ _HOSTNAME = "/proc/sys/kernel/hostname"
     contexts=("preflight", "manual"),
     on_fail="warn",
 )
-def own_name(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+def own_name(node: NodeView, expected: Expected) -> Judgement:
     """The node's own name means loopback, so that gloo tells other nodes an address that is theirs."""
     if node.env.get("SLURM_JOB_NUM_NODES", "1") == "1":
         raise Absent("this is no job of several nodes")

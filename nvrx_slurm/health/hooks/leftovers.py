@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 
 from nvrx_slurm.child import bounded_process
-from nvrx_slurm.health.check import Check, NodeView, Verdict, listed
+from nvrx_slurm.health.check import Check, Judgement, NodeView, Verdict, listed
 from nvrx_slurm.health.policy import LEFTOVERS
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system.hardware import Absent
@@ -35,7 +35,7 @@ def check(job: Collection[str]) -> Check:
     )
 
 
-def end(node: NodeView, job: Collection[str]) -> tuple[Verdict, str]:
+def end(node: NodeView, job: Collection[str]) -> Judgement:
     """Send SIGKILL to each GPU process of the job and wait for their end. Raises Absent on a node without GPU."""
     if not any(_GPU.fullmatch(name) for name in node.names("/dev")):
         raise Absent("there is no GPU")
