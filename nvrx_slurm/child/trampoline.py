@@ -53,12 +53,8 @@ def main() -> None:
     A signal that is ignored stays ignored after exec, until the command sets a handler of its own.
     Exit code 127: no such command, 126: no permission.
     """
-    parent, ignored, control_fd, command = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        sys.argv[4:],
-    )
+    parent, ignored, control_fd = map(int, sys.argv[1:4])
+    command = sys.argv[4:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

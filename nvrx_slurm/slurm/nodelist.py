@@ -81,12 +81,10 @@ def _numbers(bracket: str) -> list[str]:
     numbers: list[str] = []
     for item in bracket[1:-1].split(_COMMA):
         found = _RANGE.fullmatch(item)
-        first = int(found[1]) if found else 0
-        last = int(found[2] or first) if found else -1
-        if last < first:
+        if not found or int(found[1]) > int(found[2] or found[1]):
             raise _bad(item, "is neither a number nor a range")
-        width = len(found[1]) if found else 0
+        first, last = int(found[1]), int(found[2] or found[1])
         if len(numbers) + last - first >= MAX_HOSTS:
             raise _bad(item, f"makes it more than {MAX_HOSTS} names")
-        numbers.extend(str(n).zfill(width) for n in range(first, last + 1))
+        numbers.extend(str(n).zfill(len(found[1])) for n in range(first, last + 1))
     return numbers

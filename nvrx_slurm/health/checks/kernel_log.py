@@ -46,13 +46,12 @@ class Repair(IntEnum):
 
 
 class DriverEvent(NamedTuple):
-    """One line of the driver. `where`: PCI address; `sequence`: of the record in the kernel's log."""
+    """One line of the driver. `where`: PCI address."""
 
     kind: str  # "XID" or "SXID"
     code: int
     where: str
     text: str
-    sequence: int
 
 
 # Codes that ask for a repair. All others are MONITOR: most are about applications.
@@ -92,14 +91,12 @@ _LINE = re.compile(
 _ACTIONS = (("Node Reboot", Repair.REBOOT), ("GPU Reset", Repair.RESET), ("Drain", Repair.RESET))
 
 
-def parsed(line: str, sequence: int) -> DriverEvent | None:
+def parsed(line: str) -> DriverEvent | None:
     """The event in a record of the kernel's log, or None."""
     found = _LINE.match(line)
-    return (
-        DriverEvent(found[1].upper(), int(found[3]), found[2], found[4].strip(), sequence)
-        if found
-        else None
-    )
+    if not found:
+        return None
+    return DriverEvent(found[1].upper(), int(found[3]), found[2], found[4].strip())
 
 
 def repair(event: DriverEvent) -> Repair:
@@ -166,7 +163,7 @@ def events(node: NodeView) -> list[DriverEvent]:
     after = -1
     with suppress(Absent, OSError):
         after = int(kept.recall(node, _MARK).get("sequence", -1))
-    found = (parsed(text, sequence) for sequence, text in records(node) if sequence > after)
+    found = (parsed(text) for sequence, text in records(node) if sequence > after)
     return [event for event in found if event]
 
 

@@ -69,14 +69,11 @@ def _library(plugins: str) -> ctypes.CDLL:
 
 def main(arguments: list[str]) -> str | int:
     """Call slurm_complete_job. Returns Slurm's reason against it, 0 if there is none. Raises OSError."""
-    job_id = int(arguments[0])
-    code = int(arguments[1])
-    version = arguments[2]
-    plugins = arguments[3]
+    job_id, code, version, plugins = arguments
     slurm = _library(plugins)
     slurm.slurm_init(None)
     # as wait(2) tells a code
-    if slurm.slurm_complete_job(_job(job_id, version), ctypes.c_uint32(code << 8)) == 0:
+    if slurm.slurm_complete_job(_job(int(job_id), version), ctypes.c_uint32(int(code) << 8)) == 0:
         return 0
     error = slurm.slurm_get_errno() if hasattr(slurm, "slurm_get_errno") else ctypes.get_errno()
     slurm.slurm_strerror.restype = ctypes.c_char_p
