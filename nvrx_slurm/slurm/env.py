@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 
+Env = Mapping[str, str]
 # slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _PORTS = range(20000, 30000)
@@ -62,9 +63,7 @@ class SlurmContext:
         return self.procid if self.cross_procid is None else self.cross_procid
 
 
-def detect(
-    env: Mapping[str, str], several: bool = False, by_name: bool = False
-) -> SlurmContext | None:
+def detect(env: Env, several: bool = False, by_name: bool = False) -> SlurmContext | None:
     """This process's place in a Slurm job; None outside Slurm. `several`: a node may have several agents; `by_name`:
     the digits in a node's name are its place in the order.
 
@@ -133,7 +132,7 @@ def coordinator_ports(ctx: SlurmContext) -> list[int]:
     return random.Random("\0".join(map(str, identity))).sample(_PORTS, _PORT_COUNT)
 
 
-def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
+def _number(env: Env, name: str, default: int = 0) -> int:
     """A variable as an integer >= 0; `default` when it is not set."""
     text = env.get(name, "").strip()
     if not text:
@@ -145,7 +144,7 @@ def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
     return int(text)
 
 
-def _step_id(env: Mapping[str, str]) -> int:
+def _step_id(env: Env) -> int:
     """Id of the srun step of this task, -1 in batch scripts, salloc shells and interactive steps."""
     text = env.get("SLURM_STEP_ID", "")
     # some versions give special steps as words or negative numbers
@@ -153,7 +152,7 @@ def _step_id(env: Mapping[str, str]) -> int:
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
-def _launchers(env: Mapping[str, str], in_step: bool, nodes: int, several: bool) -> int:
+def _launchers(env: Env, in_step: bool, nodes: int, several: bool) -> int:
     """How many agents each node has, or gets by a step: as many as the job has tasks per node.
 
     Not by SLURM_TASKS_PER_NODE in a batch script, which counts CPUs where the job asked for no number of tasks.

@@ -7,10 +7,11 @@ environment; checked on 22.05 and 26.05.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
+from nvrx_slurm.slurm.env import Env
 
 DEVICES_ENV = "NVRX_DEVICES"
 # those that Slurm sets
@@ -20,12 +21,12 @@ _OF_TASKS = re.compile(
 )
 
 
-def srun_env(env: Mapping[str, str]) -> dict[str, str]:
+def srun_env(env: Env) -> dict[str, str]:
     """The environment for srun, without what the header says about each of its tasks."""
     return {name: value for name, value in env.items() if not _OF_TASKS.fullmatch(name)}
 
 
-def srun_options(env: Mapping[str, str]) -> list[str]:
+def srun_options(env: Env) -> list[str]:
     """Ranks get the environment of the batch script, also after sbatch --export, and what `srun_env` leaves out."""
     kept = [
         f"{name}={value}"
@@ -36,7 +37,7 @@ def srun_options(env: Mapping[str, str]) -> list[str]:
     return [*options, *_gpus_by_tasks(env)]
 
 
-def own_devices(env: Mapping[str, str], nodes: int) -> str:
+def own_devices(env: Env, nodes: int) -> str:
     """The lists of devices that the user set, as "NAME=0,1 NAME=0,1"; srun gives the step lists of Slurm's own.
 
     Slurm's are the job's numbers, or 0, 1, ... in a cgroup. Names, other than numbers, are those of one node's devices.
@@ -72,7 +73,7 @@ def take_own_devices(env: MutableMapping[str, str]) -> None:
         env[name] = value
 
 
-def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:
+def lost(env: Env, usable_cpus: int, machine_cpus: int) -> str:
     """A sentence where this task has a small part of what its job has on the node, else ""."""
     found = []
     counts = nodelist.different_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or "0")
@@ -92,7 +93,7 @@ def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:
     )
 
 
-def _gpus_by_tasks(env: Mapping[str, str]) -> list[str]:
+def _gpus_by_tasks(env: Env) -> list[str]:
     """The job's GPUs where they were asked for per task, which srun would give our one task of each node."""
     per_task = re.search(r"gres/gpu[^,]*[=:](\d+)", env.get("SLURM_TRES_PER_TASK", ""))
     per_task = per_task or re.search(r"(?:^|:)(\d+)$", env.get("SLURM_GPUS_PER_TASK", ""))

@@ -14,12 +14,13 @@ from typing import Any
 
 from nvrx_slurm.core.bounded_json import parsed
 
+Place = str | os.PathLike[str]
 _WAY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _END = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_NAMES = 200_000
 
 
-def opened(base: str | os.PathLike[str], *names: str) -> io.FileIO:
+def opened(base: Place, *names: str) -> io.FileIO:
     """The regular file of these names below the directory `base`. Raises OSError.
 
     Neither `base` nor what is below it may be a link.
@@ -45,18 +46,18 @@ def opened(base: str | os.PathLike[str], *names: str) -> io.FileIO:
     raise OSError(errno.EINVAL, "it is no regular file", place)
 
 
-def followed(path: str | os.PathLike[str]) -> io.FileIO:
+def followed(path: Place) -> io.FileIO:
     """The regular file at a path of our own user's, through its links. Raises OSError."""
     return opened(*os.path.split(os.path.realpath(path)))
 
 
-def first_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+def first_bytes(path: Place, most: int) -> bytes:
     """At most the first `most` bytes of a regular file; links are followed. Raises OSError."""
     with followed(path) as file:
         return os.pread(file.fileno(), most, 0)
 
 
-def last_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+def last_bytes(path: Place, most: int) -> bytes:
     """At most the last `most` bytes of a regular file; links are followed. Raises OSError."""
     with followed(path) as file:
         return os.pread(file.fileno(), most, max(0, size_of(file) - most))
@@ -67,7 +68,7 @@ def size_of(file: io.FileIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def document(most: int, base: str | os.PathLike[str], *names: str) -> dict[str, Any]:
+def document(most: int, base: Place, *names: str) -> dict[str, Any]:
     """The JSON object in a file of at most `most` bytes, as `opened`. Raises OSError, ValueError."""
     with opened(base, *names) as file:
         text = os.pread(file.fileno(), most + 1, 0)
@@ -77,7 +78,7 @@ def document(most: int, base: str | os.PathLike[str], *names: str) -> dict[str, 
     return found
 
 
-def names_in(directory: str | os.PathLike[str]) -> list[str]:
+def names_in(directory: Place) -> list[str]:
     """The names in a directory, in any order, at most _MOST_NAMES; [] where it cannot be read."""
     try:
         with os.scandir(directory) as entries:

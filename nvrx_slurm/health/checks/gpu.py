@@ -30,13 +30,13 @@ nvml_check = partial(check, group=NVML, budget_s=_BUDGET_S)
 gpus.preload()  # in the process that forks the checks
 
 
-def visible(node: NodeView) -> Mapping[str, str]:
+def visible(node: NodeView) -> gpus.Env:
     """The environment that selects the GPUs to read: all in Slurm's scripts, where CUDA_VISIBLE_DEVICES is the job's,
     else those that this process may use."""
     return {} if in_script(node.env) else node.env
 
 
-def in_script(env: Mapping[str, str]) -> bool:
+def in_script(env: gpus.Env) -> bool:
     """Whether this is a prolog or epilog of a job, by Slurm's variable, or the few variables that hook.sh passes on."""
     return "SLURM_SCRIPT_CONTEXT" in env or (
         "SLURM_JOB_ID" in env and "SLURM_JOB_NODELIST" not in env
@@ -79,7 +79,7 @@ MEMORY = Check(
 # --- how many -------------------------------------------------------------------------------------------------------
 
 
-def given_gpus(env: Mapping[str, str]) -> int | None:
+def given_gpus(env: gpus.Env) -> int | None:
     """How many GPUs Slurm gave this job on this node; None outside of a job. Raises Absent in a job with parts of GPUs
     (MIG), which Slurm counts and NVML does not."""
     if in_script(env):

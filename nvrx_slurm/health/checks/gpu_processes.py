@@ -50,7 +50,7 @@ def gpu_use(node: NodeView, expected: Expected) -> GpuUse:
         return GpuUse({}, processes, str(failure))
 
 
-def chosen(node: NodeView) -> Mapping[str, str]:
+def chosen(node: NodeView) -> gpus.Env:
     """The GPUs to look at: in a script of Slurm those that it gave the job, by their device files; else those we may
     use."""
     given = node.env.get("SLURM_JOB_GPUS", "").split(",") if in_script(node.env) else []
@@ -58,7 +58,7 @@ def chosen(node: NodeView) -> Mapping[str, str]:
     return gpu_facts.with_minors(minors, say=node.doing) if minors else visible(node)
 
 
-def may_be_there(env: Mapping[str, str]) -> frozenset[str] | None:
+def may_be_there(env: gpus.Env) -> frozenset[str] | None:
     """Jobs whose processes may be on the GPUs: in a prolog the job itself, in its epilog none.
 
     None, that is any job, where Slurm gave the job no GPUs of its own.
