@@ -26,6 +26,11 @@ def node(gpus):
     return gpus
 
 
+def found(node, env=None, **expect):
+    """The verdict and its sentence by one look."""
+    return node.found("gpu-processes", env, gpu_settle_s=0, **expect)
+
+
 @pytest.mark.parametrize(
     "process, env, blamed",
     [
@@ -40,7 +45,7 @@ def node(gpus):
 )
 def test_whose_processes_are_left_over(node, process, env, blamed):
     node.say(process)
-    verdict, text = node.found("gpu-processes", env, gpu_settle_s=0)
+    verdict, text = found(node, env)
     pid = process.split()[1].partition(":")[0]
     assert (verdict, text) == (
         (F, f"left over: python ({pid}) on GPU 3 (GPU-3000)")
@@ -52,56 +57,56 @@ def test_whose_processes_are_left_over(node, process, env, blamed):
 def test_slurm_means_device_files(node):
     """NVML's GPU 5 is /dev/nvidia3."""
     node.say("minor.5 3", "minor.3 5", "processes.5 4712:70000")
-    said = node.found("gpu-processes", PROLOG, gpu_settle_s=0)
+    said = found(node, PROLOG)
     assert said == (F, "left over: python (4712) on GPU 5 (GPU-5000)")
     strange = PROLOG | {"SLURM_JOB_GPUS": "3,9"}
-    assert node.found("gpu-processes", strange, gpu_settle_s=0) == (
+    assert found(node, strange) == (
         U,
         "NVML shows no GPU with the device file /dev/nvidia9",
     )
     for code in (3, 15, 999):
         node.say(f"nvmlDeviceGetMinorNumber {code}")
-        assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] in (U, N)
+        assert found(node, PROLOG)[0] in (U, N)
     assert node.stand_in.met().count("nvmlDeviceGetMinorNumber") >= 3
 
 
 def test_services_may_be_there(node):
     node.say("processes 4712:5")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
-    assert node.found("gpu-processes", gpu_settle_s=0, gpu_processes=["python"])[0] is P
+    assert found(node)[0] is F
+    assert found(node, gpu_processes=["python"])[0] is P
     node.node.write("/proc/4712/comm", "nv-hostengine\n")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+    assert found(node)[0] is P
 
 
 def test_memory_without_a_process_is_left_over(node):
     node.say("used.3 70000")
-    assert node.found("gpu-processes", gpu_settle_s=0) == (
+    assert found(node) == (
         F,
         "in use without a process: GPU 3 (GPU-3000) holds 70000 MiB",
     )
-    assert node.found("gpu-processes", gpu_settle_s=0, gpu_memory_used_mb=80000)[0] is P
+    assert found(node, gpu_memory_used_mb=80000)[0] is P
     node.say("used.3 70000", "processes.3 4711:70000")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+    assert found(node)[0] is P
     node.say("used 400", "reserved 5000")  # the driver's own does not count
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
+    assert found(node)[0] is P
     node.say("used 600")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
+    assert found(node)[0] is F
 
 
 def test_memory_that_a_new_driver_does_not_tell_is_unknown(node):
     """The old function counts the driver's own memory, too: 604 MiB of an idle H100."""
     node.say("used 4", "reserved 600", "nvmlDeviceGetMemoryInfo_v2.3 15")
-    verdict, text = node.found("gpu-processes")
+    verdict, text = found(node)
     assert verdict is U and "GPU 3" in text and node.stand_in.met(), text
     node.say("reserved 600", "nvmlDeviceGetMemoryInfo_v2 15", "processes.3 4712:70000")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F, "hidden by what is unknown"
+    assert found(node)[0] is F, "hidden by what is unknown"
 
 
 def test_gpus_without_memory_of_their_own_are_judged_by_processes(node):
     node.say("nvmlDeviceGetMemoryInfo_v2 3")
-    assert node.found("gpu-processes") == (P, "no process is left over on 8 GPUs")
+    assert found(node) == (P, "no process is left over on 8 GPUs")
     node.say("nvmlDeviceGetMemoryInfo_v2 3", "processes.3 4712:70000")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
+    assert found(node)[0] is F
 
 
 def test_what_ends_in_the_meantime_is_not_blamed(dgx, monkeypatch):

@@ -8,12 +8,13 @@ import time
 
 import pytest
 from nvhcd_harness import WELL, Daemon
+from recorded import F, N, P, U
 from test_check_server import _PROGRAM, CheckServer
 from waits import WAIT_S
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
-from nvrx_slurm.health.check import NodeView, Verdict
+from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.checks.node_service import judge
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("nvhcd client")]  # most tests share one service
@@ -38,31 +39,31 @@ def ask(path, within_s=WAIT_S):
 
 def test_an_answer_becomes_a_verdict(service):
     service.script(f"echo '{WELL}'")
-    assert ask(f"unix://{service.socket}")[0] is Verdict.PASS
+    assert ask(f"unix://{service.socket}")[0] is P
     service.script(
         """echo "{\\"fail_count\\": 2, \\"failed_checks\\": [\\"ib_ber\\", \\"$1\\"]}"; echo 2 of 9 >&2; exit 1"""
     )
-    assert ask(service.socket) == (Verdict.FAIL, "fail_count is 2 (ib_ber, --no-slurm): 2 of 9")
+    assert ask(service.socket) == (F, "fail_count is 2 (ib_ber, --no-slurm): 2 of 9")
     service.script("kill -9 $$")
     verdict, text = ask(service.socket)
-    assert verdict is Verdict.UNKNOWN and "aborted: " in text
+    assert verdict is U and "aborted: " in text
 
 
 @pytest.mark.parametrize(
     "output, verdict",
     [
-        ('{"fail_count": 0}', Verdict.PASS),
-        ('{"fail_count": -1}', Verdict.FAIL),
-        ('{"fail_count": ' + "9" * 1_000_000 + "}", Verdict.FAIL),
-        ('{"fail_count": false}', Verdict.FAIL),
-        ("all is well", Verdict.FAIL),
-        (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), Verdict.FAIL),
+        ('{"fail_count": 0}', P),
+        ('{"fail_count": -1}', F),
+        ('{"fail_count": ' + "9" * 1_000_000 + "}", F),
+        ('{"fail_count": false}', F),
+        ("all is well", F),
+        (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), F),
     ],
 )
 def test_what_is_a_verdict(output, verdict):
     for success in (True, False):
         found, text = judge(success, output, "")
-        assert found is (verdict if success else Verdict.FAIL)
+        assert found is (verdict if success else F)
         assert 0 < len(text) < 1000, "the runner shortens it, but it should not have to do so by much"
 
 
@@ -77,7 +78,7 @@ def test_no_service_is_unknown(daemon, what):
             gone.bind(str(daemon.socket))
         said = "Connection refused"
     verdict, text = ask(daemon.socket)
-    assert verdict is Verdict.UNKNOWN and said in text, text
+    assert verdict is U and said in text, text
 
 
 @pytest.mark.parametrize("how", ["never accepts", "accepts and is silent", "talks nonsense"])
@@ -94,7 +95,7 @@ def test_a_peer_that_is_no_service_is_unknown_in_time(daemon, how):
             if how == "talks nonsense":
                 peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n{}" * 100)
         asking.join(WAIT_S)
-    assert found == [Verdict.UNKNOWN]
+    assert found == [U]
 
 
 def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(service):
@@ -102,10 +103,10 @@ def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(se
     service.script("read x < go")
     go = service.fifo("go")
     verdict, text = ask(service.socket, 2.0)
-    assert verdict is Verdict.UNKNOWN and "deadline exceeded" in text
+    assert verdict is U and "deadline exceeded" in text
     go.write_text("\n")  # the script has opened it, too
     service.script("")
-    assert ask(service.socket)[0] is Verdict.PASS
+    assert ask(service.socket)[0] is P
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts what others could have made")
@@ -113,11 +114,11 @@ def test_root_believes_no_users_socket(service):
     service.script("exit 1")
     link = service.dir / "link"
     link.symlink_to(service.socket)
-    assert ask(link)[0] is Verdict.FAIL, "a writable socket cannot be changed by those that may connect"
+    assert ask(link)[0] is F, "a writable socket cannot be changed by those that may connect"
     for changed in (service.socket, service.dir, link):
         os.chown(changed, 65534, -1, follow_symlinks=False)
         verdict, text = ask(link)
-        assert verdict is Verdict.UNKNOWN and f"{changed} can be" in text, text
+        assert verdict is U and f"{changed} can be" in text, text
         os.chown(changed, 0, -1, follow_symlinks=False)
 
 
@@ -127,13 +128,13 @@ def test_without_grpc_only_this_check_is_unknown(daemon):
         service.bind(str(daemon.socket))
         server = CheckServer(*only, program=f"import sys; sys.modules['grpc'] = None; {_PROGRAM}")
         other, one = sorted(server.ask().findings)
-    assert other.verdict is not Verdict.UNKNOWN and one.verdict is Verdict.UNKNOWN
+    assert other.verdict is not U and one.verdict is U
     assert "pip install 'nvrx_slurm[node-service]'" in one.text and server.end() == (0, "")
 
 
 def test_without_an_endpoint_the_check_does_not_apply():
     plan = policy.select("preflight", only=["node-service"])
-    assert runner.examine(plan.checks[0], NodeView("/"), plan.expected)[0] is Verdict.NOT_APPLICABLE
+    assert runner.examine(plan.checks[0], NodeView("/"), plan.expected)[0] is N
     for when in ("prolog", "epilog", "periodic"):
         assert "node-service" not in [check.name for check in policy.select(when).checks]
 

@@ -5,12 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from recorded import ended
+from recorded import F, P, U, ended
 from waits import WAIT_S
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
-from nvrx_slurm.health.check import NodeView, Verdict
+from nvrx_slurm.health.check import NodeView
 
 pytestmark = pytest.mark.process
 
@@ -36,13 +36,13 @@ def of_site(bare, site):
 @pytest.mark.parametrize(
     "body, verdict, text",
     [
-        ("echo all well; exit 0", Verdict.PASS, "all well"),
-        ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),
-        ("exit 7", Verdict.UNKNOWN, "exit code 7, not 0, 1 or 2"),
-        ("kill -9 $$", Verdict.UNKNOWN, "ended by signal 9"),
-        ("printf '\\033[31m\\377\\001 red'; exit 1", Verdict.FAIL, "?[31m\ufffd? red"),
-        ("echo PATH=$PATH HOME=$HOME", Verdict.PASS, "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="),
-        ("head -c 1000000000 /dev/zero; exit 1", Verdict.FAIL, "?" * 397 + "..."),
+        ("echo all well; exit 0", P, "all well"),
+        ("echo; echo disk 3 is gone; echo more; exit 1", F, "disk 3 is gone"),
+        ("exit 7", U, "exit code 7, not 0, 1 or 2"),
+        ("kill -9 $$", U, "ended by signal 9"),
+        ("printf '\\033[31m\\377\\001 red'; exit 1", F, "?[31m\ufffd? red"),
+        ("echo PATH=$PATH HOME=$HOME", P, "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="),
+        ("head -c 1000000000 /dev/zero; exit 1", F, "?" * 397 + "..."),
     ],
 )
 def test_exit_code_and_first_line(bare, tmp_path, body, verdict, text):
@@ -52,14 +52,14 @@ def test_exit_code_and_first_line(bare, tmp_path, body, verdict, text):
 def test_one_that_never_ends_is_unknown_and_ended(bare, tmp_path):
     pid = tmp_path / "pid"
     body = f"echo $$ > {pid}; trap '' TERM; echo begun; while :; do read x < /dev/zero; done"
-    assert run(bare, {"run": script(tmp_path, body), "budget": 1}) == (Verdict.UNKNOWN, "timed out: begun")
+    assert run(bare, {"run": script(tmp_path, body), "budget": 1}) == (U, "timed out: begun")
     assert ended(int(pid.read_text()))
 
 
 def test_one_that_cannot_be_run_is_unknown(bare):
     for path, said in (("/nowhere/own.sh", "cannot be used: No such file"), ("/etc", "cannot be executed")):
         verdict, text = run(bare, {"run": path})
-        assert verdict is Verdict.UNKNOWN and f"{path} {said}" in text
+        assert verdict is U and f"{path} {said}" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
@@ -69,14 +69,14 @@ def test_root_runs_nothing_that_others_can_change(bare, tmp_path):
     site = bare.site(own=[{"name": "mine", "run": str(file)}])
     file.chmod(0o777)
     verdict, text = of_site(bare, site)
-    assert verdict is Verdict.UNKNOWN and "not trusted by root" in text
+    assert verdict is U and "not trusted by root" in text
     file.chmod(0o755)
     Path(site).chmod(0o666)
     with pytest.raises(UsageError, match=f"{site} is not trusted by root"):
         of_site(bare, site)
     assert not ran.exists()
     Path(site).chmod(0o644)
-    assert of_site(bare, site)[0] is Verdict.PASS and ran.exists()
+    assert of_site(bare, site)[0] is P and ran.exists()
 
 
 # A process of the command's own group, one of another session, and one whose parent has gone.

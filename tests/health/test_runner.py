@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from recorded import LUSTRE, HungMount, ended
+from recorded import LUSTRE, HungMount, N, P, U, ended
 from waits import WAIT_S
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.health import runner
-from nvrx_slurm.health.check import Check, NodeView, Verdict
+from nvrx_slurm.health.check import Check, NodeView
 from nvrx_slurm.system.hardware import Absent
 
 pytestmark = pytest.mark.process
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 def check(gather, name="one", **more):
     """A check that passes when `gather` returns."""
-    return Check(name, "nothing", "Never.", lambda node, expected: (Verdict.PASS, str(gather(node, expected))), **more)
+    return Check(name, "nothing", "Never.", lambda node, expected: (P, str(gather(node, expected))), **more)
 
 
 def run(*checks, deadline_s=WAIT_S, root="/"):
@@ -45,14 +45,14 @@ def raises(error):
 @pytest.mark.parametrize(
     "gather, verdict, text",
     [
-        (lambda node, expected: "fine", Verdict.PASS, "fine"),
-        (raises(Absent("no such thing")), Verdict.NOT_APPLICABLE, "no such thing"),
-        (raises(OSError(5, "Input/output error", "/x")), Verdict.UNKNOWN, "/x: Input/output error"),
-        (raises(ValueError("/y holds junk")), Verdict.UNKNOWN, "/y holds junk"),
-        (raises(KeyError("z")), Verdict.UNKNOWN, "KeyError: 'z'"),
-        (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), Verdict.UNKNOWN, "ended without an answer"),
-        (lambda node, expected: "a\n\x1b[31m" + "b" * 9999, Verdict.PASS, "a ?[31m" + "b" * 390 + "..."),
-        (lambda node, expected: "junk verdict", Verdict.UNKNOWN, "is not a valid Verdict"),
+        (lambda node, expected: "fine", P, "fine"),
+        (raises(Absent("no such thing")), N, "no such thing"),
+        (raises(OSError(5, "Input/output error", "/x")), U, "/x: Input/output error"),
+        (raises(ValueError("/y holds junk")), U, "/y holds junk"),
+        (raises(KeyError("z")), U, "KeyError: 'z'"),
+        (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), U, "ended without an answer"),
+        (lambda node, expected: "a\n\x1b[31m" + "b" * 9999, P, "a ?[31m" + "b" * 390 + "..."),
+        (lambda node, expected: "junk verdict", U, "is not a valid Verdict"),
     ],
 )
 def test_whatever_a_check_does_is_a_finding(gather, verdict, text):
@@ -70,9 +70,9 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     result = run(check(lambda n, e: 1, "a"), hung, check(lambda n, e: 2, "b"))
     assert time.monotonic() - started_s < WAIT_S / 2
     assert [(f.check, f.verdict, f.action) for f in result.findings] == [
-        ("a", Verdict.PASS, ""),
-        ("hung", Verdict.UNKNOWN, "drain"),
-        ("b", Verdict.PASS, ""),
+        ("a", P, ""),
+        ("hung", U, "drain"),
+        ("b", P, ""),
     ]
     assert result.findings[1].text == "timed out after 0.3 s, reading /lustre/a b"
     assert result.findings[1].seconds >= 0.3
@@ -97,10 +97,10 @@ def pid(node, expected):
 def test_what_is_stuck_in_a_group_hides_no_other(bad, text):
     """Also where all others could not be done any more when its own time is up."""
     found = run(*group(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=WAIT_S).findings
-    assert [f.verdict for f in found] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
+    assert [f.verdict for f in found] == [P, U, P, U, P]
     assert [found[at].text for at in (1, 3)] == [text, text]
     hung = run(*group(pid, forever, pid, budget_s=WAIT_S), deadline_s=1.0).findings
-    assert [f.verdict for f in hung] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
+    assert [f.verdict for f in hung] == [P, U, P]
 
 
 def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait():
@@ -109,7 +109,7 @@ def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait():
         return "slow"
 
     found = run(*group(slow, pid, pid)).findings
-    assert [f.verdict for f in found] == [Verdict.PASS] * 3
+    assert [f.verdict for f in found] == [P] * 3
     assert found[0].text == "slow" and found[1].text == found[2].text
     assert found[0].seconds > 2 * runner._PROMPT_S  # its start is seen later on a loaded machine
     assert found[1].seconds < 3 * runner._PROMPT_S
@@ -131,14 +131,14 @@ def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch):
 
     monkeypatch.setattr(os, "fork", once)
     found = run(*group(pid, lambda node, expected: os._exit(0), pid, pid)).findings
-    assert [f.verdict for f in found] == [Verdict.PASS] + [Verdict.UNKNOWN] * 3
+    assert [f.verdict for f in found] == [P] + [U] * 3
     assert found[3].text == "no process could be started for it: Resource temporarily unavailable"
 
 
 def test_what_could_not_begin_before_the_deadline_is_said():
     many = [forever] * 30
     found = run(*group(*many, budget_s=WAIT_S), deadline_s=1.0).findings
-    assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
+    assert len(found) == 30 and {f.verdict for f in found} == {U}
     assert found[0].text.startswith("timed out after ") and found[-1].text == "timed out before it could begin"
 
 

@@ -18,36 +18,24 @@ def tree(root, files):
     return root
 
 
+def group(path, **values):
+    """The files of a cgroup, by their names after "memory."."""
+    return {f"sys/fs/cgroup/{path}/memory.{name}": f"{value}\n" for name, value in values.items()}
+
+
 @pytest.mark.parametrize(
     "files, free, of",
     [
         ({}, 8 * GB, "machine"),
-        ({**V2, f"sys/fs/cgroup/{GROUP}/memory.max": "max\n"}, 8 * GB, "machine"),
+        (V2 | group(GROUP, max="max"), 8 * GB, "machine"),
         (
-            {
-                **V2,
-                f"sys/fs/cgroup/{GROUP}/memory.max": f"{4 * GB}\n",
-                f"sys/fs/cgroup/{GROUP}/memory.current": f"{3 * GB}\n",
-                f"sys/fs/cgroup/{GROUP}/memory.stat": f"active_file 5\ninactive_file {GB}\n",
-            },
+            V2 | group(GROUP, max=4 * GB, current=3 * GB, stat=f"active_file 5\ninactive_file {GB}"),
             2 * GB,
             "step_0",
         ),
-        (  # the limit is that of the job, above the step
-            {
-                **V2,
-                "sys/fs/cgroup/job_7/memory.max": f"{4 * GB}\n",
-                "sys/fs/cgroup/job_7/memory.current": f"{5 * GB}\n",
-            },
-            0,
-            "job_7",
-        ),
+        (V2 | group("job_7", max=4 * GB, current=5 * GB), 0, "job_7"),  # the limit is that of the job, above the step
         (
-            {
-                **V1,
-                f"sys/fs/cgroup/memory/{GROUP}/memory.limit_in_bytes": f"{4 * GB}\n",
-                f"sys/fs/cgroup/memory/{GROUP}/memory.usage_in_bytes": f"{3 * GB}\n",
-            },
+            V1 | group(f"memory/{GROUP}", limit_in_bytes=4 * GB, usage_in_bytes=3 * GB),
             GB,
             "memory/job_7/step_0",
         ),
