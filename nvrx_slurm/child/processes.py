@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -14,7 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from nvrx_slurm.child.bounded_process import own, through_trampoline
-from nvrx_slurm.child.descendants import children, cleans, group, kill_tree, name, nobody
+from nvrx_slurm.child.descendants import (
+    children,
+    cleans,
+    group,
+    is_dead,
+    kill_tree,
+    name,
+    nobody,
+)
 from nvrx_slurm.system.files import write_all
 
 _PR_SET_PDEATHSIG = 1
@@ -110,7 +117,7 @@ class Held:
     @property
     def waits(self) -> bool:
         """Whether the process is still alive."""
-        return not select.select([self.child.pidfd], [], [], 0)[0]
+        return not is_dead(self.child.pidfd)
 
     def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
         """Execute the command with this environment and these streams. Raises OSError if the process is gone."""

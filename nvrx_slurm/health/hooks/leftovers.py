@@ -56,7 +56,10 @@ def end(node: NodeView, job: Collection[str]) -> Judgement:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             except OSError:
                 continue  # gone; its end is seen below
-    ended = _wait(waiting, min(time.monotonic() + WAIT_S, node.deadline_s - _MARGIN_S))
+    until_s = min(time.monotonic() + WAIT_S, node.deadline_s - _MARGIN_S)
+    ended = list[str]()
+    while waiting and time.monotonic() < until_s:
+        ended += [waiting.pop(pidfd) for pidfd in bounded_process.wait(waiting, until_s)]
     if waiting:
         return (
             Verdict.FAIL,
@@ -84,11 +87,3 @@ def _has_gpu_open(node: NodeView, pid: int) -> bool:
         if target.startswith(devices) and _GPU.fullmatch(target[len(devices) :]):
             return True
     return False
-
-
-def _wait(waiting: dict[int, str], until_s: float) -> list[str]:
-    """Remove the processes that end by `until_s` (time.monotonic()), and return their names."""
-    ended = list[str]()
-    while waiting and time.monotonic() < until_s:
-        ended += [waiting.pop(pidfd) for pidfd in bounded_process.wait(waiting, until_s)]
-    return ended
