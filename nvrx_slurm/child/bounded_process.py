@@ -241,33 +241,31 @@ def execute(
     """
     if dies_with_parent:
         argv = through_trampoline(argv)
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        theirs.callback(os.close, source)
-        ends = []
+    outputs = list[Output]()
+    its = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]  # descriptors
+    try:
         for _ in range(2):
             reader, writer = os.pipe()
-            ours.callback(os.close, reader)
-            theirs.callback(os.close, writer)
-            ends.append((reader, writer))
-        (out, its_out), (err, its_err) = ends
-        actions = [
-            (os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((source, its_out, its_err))
-        ]
+            outputs.append(Output(reader, limit, last))
+            its.append(writer)
         spawn = os.posix_spawn if "/" in argv[0] else os.posix_spawnp
         pid = spawn(
             argv[0],
             list(argv),
             env,
-            file_actions=actions,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate(its)],
             setsid=True,
             setsigmask=(),
             setsigdef=_RESET,
         )
-        ours.pop_all()
-    return BoundedProcess(
-        pid, Output(out, limit, last), Output(err, limit, last), time.monotonic() + timeout_s
-    )
+    except BaseException:
+        for output in outputs:
+            output.close()
+        raise
+    finally:
+        for fd in its:
+            os.close(fd)
+    return BoundedProcess(pid, outputs[0], outputs[1], time.monotonic() + timeout_s)
 
 
 def through_trampoline(argv: Sequence[str], ignored: int = 0, control_fd: int = -1) -> list[str]:
