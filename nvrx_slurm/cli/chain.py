@@ -124,7 +124,8 @@ class Chain:
         room = 0 if job.reservation else max(0, min(_MAX_EXCLUDED, len(others) - job.num_nodes))
         wanted = [name for name in nodes if name in others]
         if taken := wanted[:room]:
-            self._slurm.exclude(job_id, [*job.excluded, *taken])
+            names = ",".join([*job.excluded, *taken])
+            self._slurm.update_job(job_id, f"ExcNodeList={names}")
             self._say(f"job {job_id} does not get {', '.join(taken[:8])}, which this one excluded")
         if left := wanted[room:]:
             self._say(f"job {job_id} may get {', '.join(left[:8])} again: it needs the node")

@@ -144,7 +144,7 @@ class Control:
     def set_comment(self, job_id: int, text: str) -> None:
         """Set the Comment of the job, which `squeue -O Comment` shows. Raises OSError where Slurm does not do it."""
         try:
-            self.slurm.set_comment(job_id, text)
+            self.slurm.update_job(job_id, f"Comment={text}")
         except SlurmError as error:
             raise OSError(str(error)) from None
 

@@ -37,8 +37,8 @@ print(slurm.name)
 for ask in (
     lambda: slurm.update_node("n1", "State=DRAIN", "Reason=mine"), lambda: slurm.update_node("n1", "State=UNDRAIN"),
     lambda: slurm.update_node("n1", "Reason=mine"),
-    lambda: slurm.requeue(job), lambda: slurm.exclude(job, ["n1"]), lambda: slurm.cancel(job),
-    lambda: slurm.set_comment(job, "mine"),
+    lambda: slurm.requeue(job), lambda: slurm.update_job(job, "ExcNodeList=n1"), lambda: slurm.cancel(job),
+    lambda: slurm.update_job(job, "Comment=mine"),
     lambda: slurm.complete(job, 0),
 ):
     try:
@@ -106,8 +106,8 @@ def test_a_job_from_submission_to_its_end(slurm, script, tmp_path):
     assert (job.state, job.reason) == ("PENDING", "BeginTime")
     assert (job.nodes, job.excluded, job.restarts, job.requeue, job.time_left_s) == ((), ("n3",), 0, True, None)
 
-    slurm.exclude(job_id, ["n1"])
-    slurm.set_comment(job_id, "nvrx cycle 0, 0 restarts")
+    slurm.update_job(job_id, "ExcNodeList=n1")
+    slurm.update_job(job_id, "Comment=nvrx cycle 0, 0 restarts")
     assert "Comment=nvrx cycle 0, 0 restarts" in slurm.tools.run("scontrol", "show", "job", str(job_id))
     slurm.tools.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", "TimeLimit=5", 'Comment=b = "c", d')
     until(lambda: slurm.job(job_id).state == "RUNNING", "it runs")
@@ -115,7 +115,7 @@ def test_a_job_from_submission_to_its_end(slurm, script, tmp_path):
     assert (job.nodes, job.batch_host, job.excluded) == (("n2", "n3"), "n2", ("n1",))
     assert job.time_left_s is not None and 200 < job.time_left_s <= 300
     with pytest.raises(SlurmError):
-        slurm.exclude(job_id, ["n3"])  # only while it waits
+        slurm.update_job(job_id, "ExcNodeList=n3")  # only while it waits
 
     until(lambda: len(slurm.steps(job_id)) == 2, "both steps run")
     steps = {step.step_id: step for step in slurm.steps(job_id)}
@@ -162,8 +162,8 @@ def test_nodes_and_the_configuration(slurm, slurm_version):
 
 def test_what_is_not_known(slurm):
     for ask in (
-        lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.exclude(99999, ["n1"]),
-        lambda: slurm.set_comment(99999, "x"),
+        lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.update_job(99999, "ExcNodeList=n1"),
+        lambda: slurm.update_job(99999, "Comment=x"),
         lambda: slurm.signal("99999.0", signal.SIGUSR1),
         lambda: slurm.nodes(["n1", "zz"]), lambda: slurm.nodes(["zz"]), lambda: slurm.update_node("zz", "Reason=x"),
         lambda: slurm.complete(99999, 0),

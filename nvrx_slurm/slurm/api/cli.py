@@ -91,15 +91,9 @@ class Slurm:
         """End the job and put it back into the queue."""
         self._scontrol("requeue", str(job_id))
 
-    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
-        """Set the nodes that a waiting job must not get (sbatch --exclude)."""
-        self._scontrol(
-            "update", f"JobId={job_id}", f"ExcNodeList={','.join(map(text.node_name, nodes))}"
-        )
-
-    def set_comment(self, job_id: int, text: str) -> None:
-        """Set what `squeue -O Comment` shows of the job; its owner may."""
-        self._scontrol("update", f"JobId={job_id}", f"Comment={text}")
+    def update_job(self, job_id: int, change: str) -> None:
+        """Change a field of a job: "ExcNodeList=...", as sbatch --exclude, while it waits, or "Comment=..."."""
+        self._scontrol("update", f"JobId={job_id}", change)
 
     def update_node(self, node: str, *changes: str) -> None:
         """Change fields of a node ("State=DRAIN", "Reason=..."). UNDRAIN takes off the drain only: a node that is down
