@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from waits import WAIT_S
 
 from nvrx_slurm.health import registry, runner
@@ -169,3 +170,6 @@ def made(root, monkeypatch):
 def as_root():
     """Slurm runs hooks as root."""
     return os.geteuid() == 0
+
+
+HOOKS = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]  # marks

@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from hooks_harness import DRAIN, SLACK_S, as_root, made
+from hooks_harness import DRAIN, HOOKS, SLACK_S, made
 
 from nvrx_slurm.health import bundle
 from nvrx_slurm.system import trust
 
-pytestmark = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]
+pytestmark = HOOKS
 
 BARE = f"{sys.base_prefix}/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
 MAX_BYTES = 2 * 2**20

@@ -122,30 +122,31 @@ def test_each_question_is_answered_by_the_report_of_the_preflight(dgx, serve):
     assert [server.line()[0], server.line()[0]] == [True, True]
 
 
-def test_the_end_of_its_owner_ends_it_and_its_checks(dgx, serve):
+@pytest.fixture
+def blocked(dgx, serve):
+    """A server, and the pid of its only check, which waits for our end of a FIFO."""
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
     server.say("check\n")
     writer = fifo.met()
-    (pid,) = server.children()
-    assert server.end() == (0, "") and ended(pid)
+    yield server, *server.children()
     os.close(writer)
 
 
+def test_the_end_of_its_owner_ends_it_and_its_checks(blocked):
+    server, pid = blocked
+    assert server.end() == (0, "") and ended(pid)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx, serve, signum):
+def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(blocked, signum):
     """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
-    fifo = Fifo(dgx, LUSTRE)
-    server = serve("--only", "lustre", "--deadline", "600")
-    server.say("check\n")
-    writer = fifo.met()
-    (child,) = server.children()
+    server, child = blocked
     server.process.send_signal(signum)
     os.kill(child, signum)
     asked, told = server.line()
     assert asked and named(told, "lustre").verdict is U
     assert server.process.poll() is None
-    os.close(writer)
 
 
 def test_only_news_about_the_watched_are_told(dgx, serve):

@@ -93,11 +93,16 @@ LEAVES = "setsid sh -c 'echo $$ > pid; echo > go; exec sleep 600' & read x < go"
 NEVER = f"trap '' TERM; echo $$ > own; {LEAVES}; echo stuck >&2; echo > ready; while :; do read x < go; done"
 
 
+def all_ended(daemon, *files):
+    """Whether the processes end whose pids are in these files."""
+    return all(ended(int(*daemon.lines(name))) for name in files)
+
+
 def test_a_process_that_keeps_the_output_open_is_killed(shared):
     shared.script(LEAVES)
     shared.fifo("go")
     assert shared.answer().success
-    assert ended(int(*shared.lines("pid")))
+    assert all_ended(shared, "pid")
 
 
 def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon):
@@ -106,7 +111,7 @@ def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon):
     daemon.fifo("go")
     code, details = daemon.error()
     assert code == "ABORTED" and details.endswith("killed: stuck")
-    assert ended(int(*daemon.lines("pid"))) and ended(int(*daemon.lines("own")))
+    assert all_ended(daemon, "pid", "own")
     daemon.script("")
     assert daemon.answer().success
 
@@ -129,7 +134,7 @@ def test_sigterm_during_a_run_leaves_nothing(daemon):
         daemon.stop()
     for call in (asking, waiting):
         assert call.exception() is not None
-    assert ended(int(*daemon.lines("pid"))) and ended(int(*daemon.lines("own")))
+    assert all_ended(daemon, "pid", "own")
 
 
 def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemon):
@@ -137,7 +142,7 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemo
     daemon.process.kill()
     daemon.process.wait(WAIT_S)
     assert asking.code() is grpc.StatusCode.UNAVAILABLE
-    assert ended(int(*daemon.lines("own"))) and daemon.socket.is_socket()
+    assert all_ended(daemon, "own") and daemon.socket.is_socket()
     os.kill(int(*daemon.lines("pid")), signal.SIGKILL)
     daemon.start("")
     daemon.stop()

@@ -4,12 +4,12 @@ import os
 import sys
 
 import pytest
-from hooks_harness import DRAIN, FAILED, SHOW, SLACK_S, SUCCESS, UNDRAIN, as_root, drained, made, script
+from hooks_harness import DRAIN, FAILED, HOOKS, SHOW, SLACK_S, SUCCESS, UNDRAIN, drained, made, script
 
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.hooks import drains
 
-pytestmark = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]
+pytestmark = HOOKS
 
 WARN = {"lustre": {"on_fail": "warn"}}
 

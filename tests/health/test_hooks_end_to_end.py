@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, as_root, made, script
+from hooks_harness import DRAIN, FAILED, HOOKS, NOBODY, REPO, SHOW, SLACK_S, made, script
 from recorded import HungMount, ended
 
 from nvrx_slurm.health.hooks.run import REFUSE
 
-pytestmark = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]
+pytestmark = HOOKS
 
 LONG_S = 50  # of a hook that would wait for what hangs
 
