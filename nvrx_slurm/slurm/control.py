@@ -97,9 +97,9 @@ class Control:
 
     def kill_wait_s(self) -> float:
         """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
-        return self._ask(
-            lambda slurm: seconds(slurm.config(), "KillWait", KILL_WAIT_S), KILL_WAIT_S
-        )
+        told = self._ask(lambda slurm: slurm.config().get("KillWait", ""), "")  # "30 sec"
+        found = re.match(r"\d{1,9}\b", told)
+        return float(found[0]) if found else KILL_WAIT_S
 
     def job_nodes(self, job_id: int) -> list[str] | None:
         """The nodes that the job has now and that Slurm does not consider dead; None if unknown.
@@ -203,12 +203,6 @@ def start_again(slurm: Slurm, job_id: int) -> None:
     """Requeue a job, unless it waits already: Slurm may have done what it did not answer. Raises SlurmError."""
     with suppress(Waits):
         slurm.requeue(job_id)
-
-
-def seconds(config: Mapping[str, str], name: str, otherwise: float) -> float:
-    """The number in a value of slurm.conf such as "30 sec"."""
-    found = re.match(r"\d{1,9}\b", config.get(name, ""))
-    return float(found[0]) if found else otherwise
 
 
 def _resolves(name: str) -> bool:

@@ -11,7 +11,7 @@ from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled
 from nvrx_slurm.slurm.api.tools import Tools
-from nvrx_slurm.slurm.control import BatchHost, Control, seconds
+from nvrx_slurm.slurm.control import BatchHost, Control
 
 pytestmark = pytest.mark.fast
 
@@ -41,8 +41,9 @@ def test_time_left_from_the_environment_needs_no_tool(control):
 
 
 @pytest.mark.parametrize(("value", "found"), [("17 sec", 17.0), ("90", 90.0), ("", 30.0), ("x", 30.0)])
-def test_kill_wait(value, found):
-    assert seconds({"KillWait": value}, "KillWait", 30.0) == found
+def test_kill_wait(control, tool, value, found):
+    tool("scontrol", f"printf 'SLURM_VERSION = 22.05.8\\nKillWait = {value}\\n'")
+    assert control.kill_wait_s() == found
 
 
 def test_without_slurm(control, monkeypatch, tmp_path):
