@@ -103,3 +103,11 @@ class Daemon:
         self.process.terminate()
         _, log = self.process.communicate(timeout=WAIT_S)
         assert self.process.returncode == 0 and not self.socket.exists() and "Traceback" not in log, log
+
+
+def running():
+    """A daemon for several tests."""
+    daemon = Daemon()
+    yield daemon.start("")
+    daemon.stop()
+    daemon.close()

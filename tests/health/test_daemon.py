@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from nvhcd_harness import WELL, Daemon, pb
+from nvhcd_harness import WELL, pb, running
 from recorded import ended
 from waits import WAIT_S
 
@@ -26,13 +26,7 @@ UNREADABLE = '{"fail_count": 1, "failed_checks": ["its output cannot be read"]}'
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "serve-node-health.md"
 
 
-@pytest.fixture(scope="module")
-def shared():
-    """One daemon for all tests that neither end nor configure it."""
-    daemon = Daemon()
-    yield daemon.start("")
-    daemon.stop()
-    daemon.close()
+shared = pytest.fixture(running, scope="module")  # for all tests that neither end nor configure it
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from nvhcd_harness import WELL, Daemon
+from nvhcd_harness import WELL, running
 from recorded import F, N, P, U
 from test_check_server import _PROGRAM, CheckServer
 from waits import WAIT_S
@@ -20,12 +20,7 @@ from nvrx_slurm.health.checks.node_service import judge
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("nvhcd client")]  # most tests share one service
 
 
-@pytest.fixture(scope="module")
-def service():
-    daemon = Daemon()
-    yield daemon.start("")
-    daemon.stop()
-    daemon.close()
+service = pytest.fixture(running, scope="module")
 
 
 def ask(path, within_s=WAIT_S):
