@@ -71,15 +71,9 @@ class RankMonitorClient:
         self._page: RankPage | None = None
         self._words: Any = None  # the page's memoryview while initialised
         self._floats: Any = None  # the same of doubles
-        self._gated: frozenset[str] = frozenset()  # sections that save, where a wrong loss has consequences
         self._reports = 0  # of this process
         self._sections: Any = None  # Sections while initialised
-        self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
-        self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
-        self._longest_ns = 0  # longest time between two heartbeats
         self._beats = 0  # beats of this process, also by earlier clients
-        self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
-        self._dues, self._due_ns = 0, 0  # calls of checkpoint_due_together(); when one of both last returned True
         _clients.add(self)
 
     @property
@@ -128,12 +122,14 @@ class RankMonitorClient:
             self._detach()
             raise
         warmup = getattr(self.cfg, "num_warmup_iterations", 0) if num_warmup_iters is None else num_warmup_iters
-        self._heartbeat_ns = now_ns = monotonic_ns()
+        self._heartbeat_ns = now_ns = monotonic_ns()  # the last heartbeat, or the init before the first
+        # from init to the first heartbeat, 0 = there was none; longest time between two
         self._first_ns = self._longest_ns = 0
-        self._together, self._agreed = 0, False
-        self._dues, self._due_ns = 0, now_ns
+        self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
+        self._dues, self._due_ns = 0, now_ns  # calls of checkpoint_due_together(); when one of both last returned True
         self._beats, names, self._reports = words[BEATS], list(self.section_timeouts.section), words[REPORTED]
         acts = self._timeouts.path and getattr(self.cfg, "loss_action", "warn") != "warn"
+        # sections that save, where a wrong loss has consequences
         self._gated = frozenset(name for name in names if acts and kind_of(name) == "checkpoint")
         counted_ns = list(words[SPENT : SPENT + len(slots_of(names))])
         self._sections = Sections(names, warmup, now_ns, megatron_iteration, counted_ns)

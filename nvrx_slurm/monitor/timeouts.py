@@ -42,14 +42,13 @@ class Timeouts:
         self, first_ns: int, longest_ns: int, factor: float, may_skip: bool
     ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
-
-        def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
-            first_s, longest_s = _largest_s([first_ns, longest_ns])
-            return learn.learn_heartbeats(
-                first_s, longest_s, factor, self.heartbeats
-            ), self.sections
-
-        return self._learn(found, may_skip)
+        return self._learn(
+            [first_ns, longest_ns],
+            lambda first_s, longest_s: self._apply(
+                learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats), self.sections
+            ),
+            may_skip,
+        )
 
     def learn_sections(
         self,
@@ -60,28 +59,23 @@ class Timeouts:
         may_skip: bool,
     ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_section_timeouts. `longest`: see Sections.longest_ns."""
+        in_sections_ns, outside_ns = longest
 
-        def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
-            in_sections_ns, outside_ns = longest
-            *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
+        def use(outside_s: float, *times_s: float) -> None:
             longest_s = dict(zip(in_sections_ns, times_s, strict=True))
             new = learn.learn_sections(
                 longest_s, outside_s, factor, self.sections, selected, outside
             )
-            return self.heartbeats, new
+            self._apply(self.heartbeats, new)
 
-        return self._learn(found, may_skip)
+        return self._learn([outside_ns, *in_sections_ns.values()], use, may_skip)
 
-    def _learn(
-        self,
-        find: Callable[[], tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]],
-        may_skip: bool,
-    ) -> bool:
-        """Use what `find` gives; False: there is no monitor, or no timeouts can be calculated yet."""
+    def _learn(self, mine_ns: list[int], use: Callable[..., None], may_skip: bool) -> bool:
+        """Call `use` with the largest of all ranks' times; False: no monitor, or nothing can be calculated yet."""
         if not self.path:
             return False
         try:
-            self._apply(*find())
+            use(*(time_ns / 1e9 for time_ns in distributed.largest(mine_ns)))
         except learn.NotReady as error:
             if may_skip:
                 return False
@@ -110,7 +104,3 @@ class Timeouts:
             transport.request(self.path, "limits", **told)
         self.heartbeats = heartbeats
         self.sections = sections
-
-
-def _largest_s(times_ns: list[int]) -> list[float]:
-    return [time_ns / 1e9 for time_ns in distributed.largest(times_ns)]

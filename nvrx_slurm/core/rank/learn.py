@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nvrx_slurm.core.rank.watch import seconds
+
 STATE_KEY = "current_timeouts"
 _WEIGHT_OF_NEW = 0.5
 
@@ -83,21 +85,15 @@ def learn_sections(
     longest_outside_s: float,
     factor: float,
     current: SectionTimeouts,
-    selected: Collection[str] | None = None,
-    outside: bool = True,
+    selected: Collection[str],
+    outside: bool,
 ) -> SectionTimeouts:
-    """New timeouts of the `selected` sections (None = all of `longest_s`), and if `outside` of the time in none.
+    """New timeouts of the `selected` sections, and if `outside` of the time in none.
 
     `longest_s`: the longest time in each configured section (0 = not observed), likewise `longest_outside_s`. Other
-    sections keep their timeout. Raises NotReady if a selected time was not observed, ValueError for a section that is
-    not configured.
+    sections keep their timeout. Raises NotReady if a selected time was not observed.
     """
-    names = list(longest_s if selected is None else dict.fromkeys(selected))
-    if unknown := [name for name in names if name not in longest_s]:
-        raise ValueError(
-            f"section {unknown[0]!r} is not in rank_section_timeouts: {', '.join(longest_s) or 'none is'}"
-        )
-    missing = [f"section {name!r}" for name in names if not longest_s[name]]
+    missing = [f"section {name!r}" for name in selected if not longest_s[name]]
     if outside and not longest_outside_s:
         missing.append("time out of all sections")
     if missing:
@@ -105,7 +101,7 @@ def learn_sections(
             f"section timeouts cannot be calculated yet: no rank has completed {', '.join(missing)}"
         )
     limits = dict(current.section)
-    for name in names:
+    for name in selected:
         before = current.section.get(name) if name in current.calculated_sections else None
         limits[name] = _merged(factor * longest_s[name], before)
     outside_limit = current.out_of_section
@@ -115,7 +111,7 @@ def learn_sections(
     return SectionTimeouts(
         limits,
         outside_limit,
-        current.calculated_sections | frozenset(names),
+        current.calculated_sections | frozenset(selected),
         current.is_out_of_section_calculated or outside,
     )
 
@@ -182,22 +178,16 @@ def from_state(state: Mapping[str, Any]) -> tuple[HeartbeatTimeouts, SectionTime
 def _heartbeats_from(saved: Mapping[str, Any]) -> HeartbeatTimeouts:
     if not saved.get("were_calculated"):
         return HeartbeatTimeouts()
-    return HeartbeatTimeouts(_seconds(saved, "initial"), _seconds(saved, "subsequent"), True)
+    initial, subsequent = (seconds(name, saved[name]) for name in ("initial", "subsequent"))
+    return HeartbeatTimeouts(initial, subsequent, True)
 
 
 def _sections_from(saved: Mapping[str, Any]) -> SectionTimeouts:
     names = frozenset(saved.get("calculated_sections", ()))
     use_outside = bool(saved.get("is_out_of_section_calculated"))
     return SectionTimeouts(
-        {name: _seconds(saved["section"], name) for name in sorted(names)},
-        _seconds(saved, "out_of_section") if use_outside else None,
+        {name: seconds(name, saved["section"][name]) for name in sorted(names)},
+        seconds("out_of_section", saved["out_of_section"]) if use_outside else None,
         names,
         use_outside,
     )
-
-
-def _seconds(values: Mapping[str, Any], name: str) -> float:
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise ValueError(f"{name} is not a number of seconds above 0 but {str(value)[:40]!r}")
-    return float(value)

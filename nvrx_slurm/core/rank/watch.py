@@ -77,21 +77,19 @@ class RankLimits(
                         "a section that is not in rank_section_timeouts has no limit to change"
                     )
                 for section, told_s in value.items():
-                    learned = _limit(f"the timeout of section {section!r}", told_s)
-                    sections[section] = self._enforced(learned, sections[section])
+                    what = f"the timeout of section {section!r}"
+                    sections[section] = self._enforced(what, told_s, sections[section])
             elif name in _LEARNED:
-                found[name] = self._enforced(_limit(name, value), getattr(self, name))
+                found[name] = self._enforced(name, value, getattr(self, name))
             else:
                 raise ValueError(f"{str(name)[:40]!r} is not a limit that a rank can change")
         return self._replace(rank_section_timeouts=sections, **found)
 
-    def _enforced(self, learned: float | None, configured: float | None) -> float | None:
+    def _enforced(self, what: str, told: object, configured: float | None) -> float | None:
+        if told is None:
+            return None
         least_s = self.workload_check_interval
-        return (
-            None
-            if learned is None
-            else max(learned, least_s if configured is None else min(least_s, configured))
-        )
+        return max(seconds(what, told), least_s if configured is None else min(least_s, configured))
 
 
 _LEARNED = (
@@ -113,13 +111,10 @@ def slots_of(sections: list[str]) -> list[tuple[str, bool]]:
     return slots
 
 
-def _limit(name: str, value: object) -> float | None:
-    if value is None:
-        return None
+def seconds(name: str, value: object) -> float:
+    """A limit that was learned. Raises ValueError, one sentence, unless it is a number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise ValueError(
-            f"{name} must be a number of seconds above 0 (or none for no limit), not {value!r}"
-        )
+        raise ValueError(f"{name} is not a number of seconds above 0 but {str(value)[:40]!r}")
     return float(value)
 
 
