@@ -31,7 +31,7 @@ def slow_fill(size, terminated):
 @given(worlds())
 def test_shift(world):
     size, terminated = world
-    got = [renumbering.shifted(rank, terminated) for rank in range(size) if rank not in terminated]
+    got = [renumbering.shifted(rank, size, terminated) for rank in range(size) if rank not in terminated]
     assert got == list(range(size - len(terminated)))
 
 
@@ -43,13 +43,6 @@ def test_fill(world):
     assert got == slow_fill(size, terminated)
     assert sorted(got.values()) == list(range(size - len(terminated)))
     assert all(new == old for old, new in got.items() if old < size - len(terminated))
-
-
-@settings(max_examples=30)
-@given(worlds(), st.integers(0, 4))
-def test_lowest_healthy(world, count):
-    size, terminated = world
-    assert renumbering.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
 
 
 @settings(max_examples=30)

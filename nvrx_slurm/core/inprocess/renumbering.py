@@ -6,11 +6,10 @@ Ranks are 0..world_size-1; `terminated` are the ranks that are gone. Each rank c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Container, Iterable
-from itertools import islice
+from collections.abc import Collection, Iterable
 
 
-def shifted(rank: int, terminated: Iterable[int]) -> int:
+def shifted(rank: int, world_size: int, terminated: Collection[int]) -> int:
     """New rank of the healthy `rank` when all healthy ranks close the gaps to the left."""
     return rank - sum(map(rank.__gt__, terminated))
 
@@ -27,11 +26,6 @@ def filled(rank: int, world_size: int, terminated: Collection[int]) -> int:
     gaps_between = bisect_left(gaps, rank) - bisect_left(gaps, new_world_size)
     moved_before = (rank - new_world_size) - gaps_between
     return gaps[moved_before]
-
-
-def lowest_healthy(count: int, world_size: int, terminated: Container[int]) -> list[int]:
-    """The `count` lowest ranks that are not terminated, fewer if there are no more."""
-    return list(islice((rank for rank in range(world_size) if rank not in terminated), count))
 
 
 def to_runs(ranks: Iterable[int]) -> str:

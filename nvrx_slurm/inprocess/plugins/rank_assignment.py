@@ -163,6 +163,7 @@ class _Renumbering(RankAssignment):
     """Give all healthy ranks new numbers. Filters to the left then decide anew which ranks are active."""
 
     activates = False
+    new_rank: Callable[[int, int, set[int]], int]  # of a healthy rank, by world size and terminated ranks
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """The state with the new rank and world size; raises RankDiscarded on a terminated rank."""
@@ -179,25 +180,17 @@ class _Renumbering(RankAssignment):
         )
         return replace(ctx, state=state, terminated_ranks=set())
 
-    @abstractmethod
-    def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
-        """The new number of the healthy rank `rank`."""
-
 
 class ShiftRanks(_Renumbering):
     """Healthy ranks keep their order and close the gaps to the left."""
 
-    def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
-        """Less by the number of terminated ranks below."""
-        return renumbering.shifted(rank, terminated)
+    new_rank = staticmethod(renumbering.shifted)
 
 
 class FillGaps(_Renumbering):
     """Healthy ranks below the new world size keep their number; the others take the gaps, in order."""
 
-    def new_rank(self, rank: int, world_size: int, terminated: set[int]) -> int:
-        """The rank itself or a gap."""
-        return renumbering.filled(rank, world_size, terminated)
+    new_rank = staticmethod(renumbering.filled)
 
 
 # --- one rank computes for all ----------------------------------------------------------------------------------------
@@ -232,7 +225,7 @@ class Leadership:
     @functools.cached_property
     def healthy(self) -> list[int]:
         """The ranks that take part."""
-        return renumbering.lowest_healthy(self._size, self._size, self._terminated)
+        return [rank for rank in range(self._size) if rank not in self._terminated]
 
     def _given_keys(self, ranks: Sequence[int]) -> list[str]:
         """Keys in the stable store, one per rank."""
