@@ -94,7 +94,7 @@ async def test_how_a_hung_rank_ends(code, signum, limits, status, stacks_of):
 @pytest.mark.parametrize("handled, signum", [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
 @story
 async def test_a_rank_that_survives_the_first_step_is_killed_alone(monkeypatch, handled, signum):
-    shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"
+    shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = w.SIGNAL_GRACE_S = 0.2"
     program = bootstrap.PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
     monkeypatch.setattr(bootstrap, "PROGRAM", program)
     async with Rig() as rig:

@@ -220,16 +220,14 @@ def _startable(limits: RankLimits, view: View) -> list[float]:
     return [limit_s for limit_s in startable if limit_s is not None]
 
 
-def stop_ladder(
-    signum: int, prints_stacks: bool, signal_grace_s: float = SIGNAL_GRACE_S
-) -> tuple[tuple[str, float], ...]:
+def stop_ladder(signum: int, prints_stacks: bool) -> tuple[tuple[str, float], ...]:
     """How to end a hung rank: (step, seconds to wait for its death) in order, the last one being KILL.
 
     `signum`: the configured `rank_termination_signal`. `prints_stacks`: the rank has a handler that prints its Python
     stacks. Stacks are requested only before a SIGKILL: any other signal is the user's own way to end the rank.
     """
     if signum != _SIGKILL:
-        return ((SIGNAL, signal_grace_s), (KILL, 0.0))
+        return ((SIGNAL, SIGNAL_GRACE_S), (KILL, 0.0))
     if prints_stacks:
         return ((STACKS, STACKS_GRACE_S), (KILL, 0.0))
     return ((KILL, 0.0),)

@@ -8,7 +8,7 @@ import signal
 import time
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
+from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.environment import CallFacts
 from nvrx_slurm.inprocess.guard.call_page import (
@@ -92,14 +92,11 @@ class HangWatch:
         """
         self._page.words[GONE] = 1
         self._link.interrupt(number, Interruption.HARD_TIMEOUT, why)
-        for step, grace_s in stop_ladder(signal.SIGTERM, False, self._grace_s):
-            for signum in (
-                signal.SIGCONT,
-                signal.SIGTERM,
-                *([signal.SIGKILL] if step == KILL else []),
-            ):
+        end = signal.SIGCONT, signal.SIGTERM
+        for signals, wait_s in ((end, self._grace_s), ((*end, signal.SIGKILL), _KILL_WAIT_S)):
+            for signum in signals:
                 kill.send(self._pidfd, signum)
-            if self._gone_within(_KILL_WAIT_S if step == KILL else grace_s):
+            if self._gone_within(wait_s):
                 return
         logger.error("the rank cannot be killed: it is in an uninterruptible sleep in the kernel")
 
