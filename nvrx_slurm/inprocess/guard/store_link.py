@@ -172,11 +172,7 @@ class StoreLink(threading.Thread):
     def declare(self, records: Collection[InterruptionRecord]) -> None:
         """Take these ranks for gone; their marks are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
-        self._requests.put(
-            lambda: self._dead.update(
-                {rank: mine[rank] for rank in mine.keys() - self._dead.keys()}
-            )
-        )
+        self._requests.put(lambda: self._dead.update({**mine, **self._dead}))
 
     def expect(self, number: int, address: str, port: int) -> None:
         """Expect the process group of iteration `number` to meet at this address: its rank 0 is this rank."""

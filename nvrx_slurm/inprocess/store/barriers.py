@@ -180,15 +180,12 @@ class AssigningView(StoreView):
         self.stable = this.call  # its keys outlive the iteration
         self._ended = this.keys
 
-    def came(self, keys: Sequence[str], timeout_s: float) -> bool:
-        """See `StoreView`; raises RankLost."""
-        deadline_s, wait_s = time.monotonic() + timeout_s, min(_ASSIGN_WAIT_S, timeout_s)
-        while not self.wait_once(keys, wait_s):
-            if self._ended.check(["ended"]):
-                raise RankLost("a rank was lost during the rank assignment")
-            if time.monotonic() >= deadline_s:
-                return False
-        return True
+    def wait_once(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """See `StoreView`; waits for a part of the time only, and raises RankLost."""
+        came = super().wait_once(keys, min(timeout_s, _ASSIGN_WAIT_S))
+        if not came and self._ended.check(["ended"]):
+            raise RankLost("a rank was lost during the rank assignment")
+        return came
 
 
 def serve_barrier(

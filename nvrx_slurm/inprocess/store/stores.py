@@ -35,7 +35,6 @@ _BACKOFF_S = (0.001, 0.05)
 _PROBE_S = 5.0  # longest wait for a connection to be accepted
 # without a prefix: a server that is about to end accepts no new call
 CLOSED = "nvrx_inprocess_closed"
-_CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 _SHORTEST_WAIT_S = 0.5  # a FileStore needs a second for any wait that times out
 _LAST_WAIT_S = 0.01  # torch truncates the timeout to whole milliseconds
 _WAITS = 4  # in one wait; torch prints two lines on stderr after each that times out
@@ -118,10 +117,7 @@ class StoreView:
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Values of keys that exist."""
-        values: list[bytes] = []
-        for start in range(0, len(keys), _CHUNK):
-            values += map(bytes, self._ask("multi_get", self._keys(keys[start : start + _CHUNK])))
-        return values
+        return list(map(bytes, self._ask("multi_get", self._keys(keys))))
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; whether it existed."""
@@ -204,13 +200,11 @@ def listen(host: str, port: int) -> socket.socket | None:
         raise UsageError(f"MASTER_ADDR={host!r} cannot be resolved: {error}") from error
     try:
         # as written: a host's own name may resolve to loopback on that host only
-        if is_loopback(host):
-            return socket.create_server(address[:2], family=family, backlog=4096)
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
-            )
-        return socket.create_server(("", port), backlog=4096)
+        on_all = not is_loopback(host)
+        both = on_all and socket.has_dualstack_ipv6()
+        if on_all:
+            family, address = socket.AF_INET6 if both else socket.AF_INET, ("", port)
+        return socket.create_server(address[:2], family=family, backlog=4096, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
