@@ -75,9 +75,8 @@ class MonitorProgram:
     def run(self) -> int:
         due_s = monotonic()
         while self._running:
-            due_s = self._wait(
-                _earliest(self._mind_lease(), self._judge(due_s), self._go_on_inspecting())
-            )
+            times_s = self._mind_lease(), self._judge(due_s), self._go_on_inspecting()
+            due_s = self._wait(min((one for one in times_s if one is not None), default=None))
         return 0
 
     def _wait(self, deadline_s: float | None) -> float:
@@ -93,7 +92,8 @@ class MonitorProgram:
             if fd == self._control.fileno():
                 self._on_control()
             elif self._watched is not None and fd == self._watched.fds.pidfd:
-                self._on_worker_exit()
+                if kill.is_dead(fd):
+                    self._stop_serving()
             elif self._listener is not None:
                 requests.serve(self._listener, self._answer)
         return woken_s if deadline_s is None else min(woken_s, deadline_s)
@@ -146,12 +146,6 @@ class MonitorProgram:
         except wire.WireError:  # JSON writes some characters as six
             _send(self._control, "inspected", **{**answer, "stack": "", "record": ""})
         return None
-
-    def _on_worker_exit(self) -> None:
-        watched = self._watched
-        if watched is None or not kill.is_dead(watched.fds.pidfd):
-            return
-        self._stop_serving()
 
     def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:
         watched = self._watched
@@ -276,10 +270,6 @@ class MonitorProgram:
                 self._poll.unregister(fd)
             self._listener.close()
             self._listener = None
-
-
-def _earliest(*times: float | None) -> float | None:
-    return min((time for time in times if time is not None), default=None)
 
 
 def _remove_sockets(directory: str, prefix: str) -> None:
