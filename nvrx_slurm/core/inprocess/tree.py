@@ -195,19 +195,16 @@ class _Reassignment:
             return
         # active ranks by the outermost branch to which the flag reaches
         domains: dict[int, list[int]] = {}
-        for rank, leaf in enumerate(self.order):
+        order = self.order
+        for rank, leaf in enumerate(order):
             domains.setdefault(self.topology.lineages[leaf][reach - 1], []).append(rank)
         for ranks in domains.values():
-            is_gap = {rank: self.places[self.order[rank]] <= DEAD for rank in ranks}
+            is_gap = {rank: self.places[order[rank]] <= DEAD for rank in ranks}
             gaps = [rank for rank in ranks if is_gap[rank]]
             highest = [rank for rank in reversed(ranks) if not is_gap[rank]]
             for gap, rank in zip(gaps, highest, strict=False):
                 if gap < rank:
-                    self._swap(gap, rank)
-
-    def _swap(self, one: int, other: int) -> None:
-        order = self.order
-        order[one], order[other] = order[other], order[one]
+                    order[gap], order[rank] = order[rank], order[gap]
 
     def finish(self, world_size_filter: Callable[[int], int] | None) -> Places:
         """Apply the filter and number the active leaves.

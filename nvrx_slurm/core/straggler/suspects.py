@@ -149,10 +149,7 @@ class Suspects(Part):
         before = {
             rank: host for rank, (cycle, host) in self._placed.items() if cycle < self._job.cycle
         }
-        if any(
-            before.get(rank, host) != host
-            for rank, host in ((rank, self._host(rank)) for rank in found.ranks)
-        ):
+        if any(rank in before and before[rank] != self._host(rank) for rank in found.ranks):
             return "rank"
         others = {
             host for rank, host in before.items() if self._host(rank) != host
