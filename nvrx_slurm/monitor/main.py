@@ -140,7 +140,7 @@ class MonitorProgram:
         if seen is None:
             return watched.inspection.due_s
         watched.inspection = None
-        answer = {**watched.ids, **seen, **watched.progress.signs()}
+        answer = {**watched.ids, **seen, **watched.signs()}
         try:
             _send(self._control, "inspected", **answer)
         except wire.WireError:  # JSON writes some characters as six
@@ -157,12 +157,12 @@ class MonitorProgram:
         if kind == "limits":
             told = {name: value for name, value in message.items() if name not in ("v", "type")}
             try:
-                watched.progress.change_limits(told)
+                watched.change_limits(told)
             except ValueError as error:
                 raise wire.WireError(str(error)) from None
             return wire.encode("ok"), []
         if kind == "init":
-            watched.progress.initialize(pid)
+            watched.initialize(pid)
         return wire.encode("ok", **watched.ids, cfg=watched.cfg), [
             watched.fds.page,
             watched.fds.inspected,

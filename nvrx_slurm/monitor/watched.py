@@ -36,20 +36,42 @@ if TYPE_CHECKING:
 Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected stacks")
 
 
-class Progress:
-    """What the shared page, on the descriptor `fd`, says of the rank. `limits`: those in force."""
+class Watched:
+    """One worker of one cycle. `message`: the agent's `watch`; it owns the descriptors but that of the listener.
 
-    def __init__(self, fd: int, configured: core.RankLimits, started_s: float) -> None:
-        self._page = RankPage(fd, check=False)
+    `mark`: an entry of the rank's environment that only this life of the rank has. `ids`: the worker, for messages.
+    `doomed`: it is killed, and what it left behind, until nothing is left. `ladder`: the steps that are left and their
+    grace; not None: the rank is hung. `limits`: those in force.
+    """
+
+    def __init__(self, message: dict[str, Any], mark: bytes, fds: Descriptors) -> None:
+        self.ids = {name: message[name] for name in ("cycle", "rank", "local_rank", "pid")}
+        self.cfg: dict[str, Any] = message["cfg"]
+        self.fds, self.pid, self.doomed = fds, int(message["pid"]), False
+        self._page = RankPage(fds.page, check=False)
         self._words = self._page.words
-        self._configured = self.limits = configured
-        self._started_ns, self._resumed_s, self._suspended_ns = int(started_s * 1e9), 0.0, 0
+        self._configured = self.limits = core.RankLimits(**message["limits"])
+        self.inspection: RankInspection | None = None  # the inspection under way
+        self.ladder: list[tuple[str, float]] | None = None
+        self.passed_on: list[object] = []  # requests of the rank for the agent
+        self.late_said = False  # whether its late end was said
+        self._mark, self._signum = mark, int(message["signal"])
+        self._channel = socket.socket(fileno=fds.inspector)
+        self._rank = self.pid, fds.pidfd  # behind a wrapper another process
+        # what an inspection of all ranks may take, before a hung one is ended
+        self._hold_s: float = message["hold_s"]
+        self._hold_until_s = self._step_until_s = 0.0
+        self._exits: tuple[float, str] | None = None  # see core.View
+        self._started_ns = int(message["started_s"] * 1e9)
+        self._resumed_s, self._suspended_ns = 0.0, 0
         # Read once, for a restarted monitor; afterwards the rank cannot change this monitor's own facts.
         init_ns = self._words[INIT]
         self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
         self._heartbeat_ns = 0  # the last plausible one
         self._limits_ns = 0  # since when learned limits are in force
         self._recall_limits()
+
+    # --- what the shared page says of the rank ------------------------------------------------------------------------
 
     def _recall_limits(self) -> None:
         """Apply the limits that the rank told an earlier monitor of this worker, if they are plausible."""
@@ -88,11 +110,8 @@ class Progress:
         self._words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
-    def judge(self, due_s: float, exits: tuple[float, str] | None) -> core.Judgement:
-        """Whether the rank is hung. `due_s` (monotonic): when this call was due; if it is late, both were stopped.
-
-        `exits`: see core.View.
-        """
+    def judge(self, due_s: float) -> core.Judgement:
+        """Whether the rank is hung. `due_s` (monotonic): when this call was due; if it is late, both were stopped."""
         words = self._words
         heartbeat_ns = words[HEARTBEAT]
         finished_ns = words[FINISHED]
@@ -119,7 +138,7 @@ class Progress:
                 for since_ns in opened_ns
             ),
             outside_ns / 1e9 if 0 < init_ns <= outside_ns <= now_ns else None,
-            (finished_ns / 1e9, "shutdown_workload_monitoring()") if finished else exits,
+            (finished_ns / 1e9, "shutdown_workload_monitoring()") if finished else self._exits,
         )
         return core.judge(self.limits, view, now_ns / 1e9)
 
@@ -132,45 +151,7 @@ class Progress:
         names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
         return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
 
-    def rank_pid(self) -> int:
-        """The process that called init; 0: none did."""
-        return int(self._words[RANK_PID])
-
-    def close(self) -> None:
-        """Unmap the page."""
-        self._page.close()
-
-
-class Watched:
-    """One worker of one cycle. `message`: the agent's `watch`; it owns the descriptors but that of the listener.
-
-    `mark`: an entry of the rank's environment that only this life of the rank has. `ids`: the worker, for messages.
-    `doomed`: it is killed, and what it left behind, until nothing is left. `ladder`: the steps that are left and their
-    grace; not None: the rank is hung.
-    """
-
-    def __init__(self, message: dict[str, Any], mark: bytes, fds: Descriptors) -> None:
-        self.ids = {name: message[name] for name in ("cycle", "rank", "local_rank", "pid")}
-        self.cfg: dict[str, Any] = message["cfg"]
-        self.fds, self.pid, self.doomed = fds, int(message["pid"]), False
-        self.progress = Progress(
-            fds.page, core.RankLimits(**message["limits"]), message["started_s"]
-        )
-        self.inspection: RankInspection | None = None  # the inspection under way
-        self.ladder: list[tuple[str, float]] | None = None
-        self.passed_on: list[object] = []  # requests of the rank for the agent
-        self.late_said = False  # whether its late end was said
-        self._mark, self._signum = mark, int(message["signal"])
-        self._channel = socket.socket(fileno=fds.inspector)
-        self._rank = self.pid, fds.pidfd  # behind a wrapper another process
-        # what an inspection of all ranks may take, before a hung one is ended
-        self._hold_s: float = message["hold_s"]
-        self._hold_until_s = self._step_until_s = 0.0
-        self._exits: tuple[float, str] | None = None  # see core.View
-
-    def judge(self, due_s: float) -> core.Judgement:
-        """Whether the rank is hung; see `Progress.judge`."""
-        return self.progress.judge(due_s, self._exits)
+    # --- its end ------------------------------------------------------------------------------------------------------
 
     def begin_end(self) -> None:
         """The rank is hung: choose the ladder that ends it."""
@@ -180,7 +161,7 @@ class Watched:
 
     def _find_rank(self) -> tuple[int, int]:
         """Where the worker is a wrapper, the stacks are in the process that called init."""
-        pid = self.progress.rank_pid()
+        pid = int(self._words[RANK_PID])  # 0: none
         pidfd = kill.open_member(pid, self.pid) if pid != self._rank[0] else None
         if pidfd is not None:
             self._rank = pid, pidfd
@@ -228,7 +209,7 @@ class Watched:
 
     def close(self) -> None:
         """Close the page and all file descriptors but that of the listener."""
-        self.progress.close()
+        self._page.close()
         self._channel.close()
         for fd in {
             self.fds.page,
