@@ -40,7 +40,7 @@ from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.inprocess.log import LOGGER_NAME
-from nvrx_slurm.inprocess.store.barriers import ENTRY, BarrierServer
+from nvrx_slurm.inprocess.store.barriers import ENTRY, serve_barriers
 from nvrx_slurm.inprocess.store.stores import StoreView
 from nvrx_slurm.monitor import kill
 
@@ -235,29 +235,28 @@ class _MonitorProgram:
         self._link = StoreLink(self._make, me)
         self._hangs = HangWatch(me, self._pidfd, self._link)
         self._link_stall = Stall(self._hangs.longest_s)
-        barriers = None
         if me.leads:
-            barrier_s, overdue_s = (
-                me.arguments.barrier_timeout.total_seconds(),
-                me.arguments.overdue_s,
-            )
-            barriers = BarrierServer(
-                self._make_view, me.world_size, barrier_s, overdue_s, self._serves
+            barriers = threading.Thread(
+                target=serve_barriers,
+                args=(self._make_view, me, self._serves),
+                name="nvrx-barriers",
+                daemon=True,
             )
             barriers.start()
         self._link.start()
         gc.freeze()
         self._watch()
-        if barriers is not None:
-            self._outlast(barriers.over, math.inf)  # until all ranks have left
+        if me.leads:
+            self._outlast(barriers, math.inf)  # until all ranks have left
         elif self._link.serves_a_group or not self._left:
-            self._outlast(self._link.over, me.arguments.overdue_s)
+            self._outlast(self._link, me.arguments.overdue_s)
         logger.info("the monitor process of rank %d ends", me.rank)
 
-    def _outlast(self, over: threading.Event, timeout_s: float) -> None:
+    def _outlast(self, thread: threading.Thread, timeout_s: float) -> None:
         """Stay for the others, until no rank can be reached any more."""
         deadline_s = time.monotonic() + timeout_s
-        while not over.wait(min(_OUTLAST_S, self._hangs.longest_s)):
+        while thread.is_alive():
+            thread.join(min(_OUTLAST_S, self._hangs.longest_s))
             if self._is_lost() or time.monotonic() >= deadline_s:
                 return
 

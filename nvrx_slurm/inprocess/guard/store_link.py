@@ -135,7 +135,7 @@ class FallbackServer:
 class StoreLink(threading.Thread):
     """Sends heartbeats, finds missing ones, and writes marks of dead ranks at the barrier.
 
-    It tells its rank on the page when the store is lost, or the others have declared the rank gone. `over` is set when
+    It tells its rank on the page when the store is lost, or the others have declared the rank gone. It ends when
     nothing is left to do: the rank is gone, or all ranks have finished. The link of the rank that leads goes on after
     that, since its process serves the barriers.
     """
@@ -159,7 +159,6 @@ class StoreLink(threading.Thread):
         self._fallback: FallbackServer | None = None
         self.lost = False
         self.passes = 0  # how often the store has answered all requests
-        self.over = threading.Event()
 
     # --- from other threads -------------------------------------------------------------------------------------------
 
@@ -185,12 +184,11 @@ class StoreLink(threading.Thread):
         self.lost = True
         logger.warning("the store cannot be used: %s", why)
         self._words[LOST] = 1
-        self.over.set()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until `over`."""
+        """See the class."""
         try:
             self._call = self._make_view()
             self.passes += 1  # from here on silence of the store counts
@@ -203,7 +201,6 @@ class StoreLink(threading.Thread):
             if not isinstance(error, StoreLost):
                 logger.exception("the link to the store failed")
             self.give_up(str(error))
-        self.over.set()
 
     def _iteration(self, number: int) -> Iteration:
         return self._this if number == self._this.number else Iteration(self._call, number)

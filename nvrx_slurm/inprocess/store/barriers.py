@@ -32,9 +32,9 @@ Any process may die between any two writes, so their order matters, and later wr
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.inprocess.barrier import (
     Arrival,
@@ -47,6 +47,9 @@ from nvrx_slurm.core.inprocess.renumbering import to_runs
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.guard.launcher import note_restart
 from nvrx_slurm.inprocess.store.stores import CLOSED, StoreLost, StoreView
+
+if TYPE_CHECKING:
+    from nvrx_slurm.inprocess.environment import CallFacts
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +203,8 @@ def serve_barrier(
     members = [rank for rank in range(world_size) if rank not in gone]
     keys = [f"out/{rank}" for rank in members]
     wait_s = min(max(overdue_s / 10, _WAIT_S[0]), overdue_s, _WAIT_S[1])
-    ended_s = time.monotonic() if this.number == ENTRY or this.keys.check(["ended"]) else None
+    has_ended = this.number == ENTRY or this.keys.check(["ended"])
+    ended_s = time.monotonic() if has_ended else None
     while not this.keys.wait_once(keys, wait_s):
         if ended_s is None and this.keys.check(["ended"]):
             ended_s = time.monotonic()
@@ -226,7 +230,8 @@ def serve_barrier(
         rank: Arrival.parse(text.decode()) for rank, text in zip(members, texts, strict=True)
     }
     cause = this.cause()
-    result = barrier_result(arrivals, gone, cause.sentence() if cause else "")
+    why = cause.sentence() if cause else ""
+    result = barrier_result(arrivals, gone, why)
     if closes and result.outcome is not Outcome.NEXT:
         this.call.store.set(CLOSED, "1")
     return publish(this, result)
@@ -267,53 +272,36 @@ def read(keys: StoreView, key: str) -> bytes | None:
     return keys.get(key) if keys.check([key]) else None
 
 
-class BarrierServer(threading.Thread):
-    """Serves barrier after barrier until all ranks have finished or none is left; then `over` is set.
+def serve_barriers(make_view: Callable[[], StoreView], me: CallFacts, closes: bool) -> None:
+    """Serve barrier after barrier until all ranks have finished or none is left.
 
     If it fails, the ranks serve the barrier themselves (see `runner`). `closes`: the store's server is ours and
     ends with the call; any other one remains for the next call.
     """
+    try:
+        _serve(make_view(), me, closes)
+    except StoreLost as error:
+        logger.warning("barrier server: %s", error)
+    except Exception:
+        logger.exception("the barrier server failed")
 
-    def __init__(
-        self,
-        make_view: Callable[[], StoreView],
-        world_size: int,
-        barrier_s: float,
-        overdue_s: float,
-        closes: bool,
-    ) -> None:
-        super().__init__(name="nvrx-barriers", daemon=True)
-        self._make_view = make_view
-        self._world_size = world_size
-        self._closes = closes
-        self._barrier_s = barrier_s
-        self._overdue_s = overdue_s
-        self.over = threading.Event()
 
-    def run(self) -> None:
-        """See the class."""
-        try:
-            self._serve(self._make_view())
-        except StoreLost as error:
-            logger.warning("barrier server: %s", error)
-        except Exception:
-            logger.exception("the barrier server failed")
-        self.over.set()
-
-    def _serve(self, call: StoreView) -> None:
-        number, result = ENTRY - 1, BarrierResult(Outcome.NEXT)
-        while result.outcome is Outcome.NEXT:
-            gone = result.gone
-            number = number + 1
-            overdue_s = self._barrier_s if number == ENTRY else self._overdue_s
-            result = serve_barrier(
-                Iteration(call, number), self._world_size, gone, overdue_s, self._closes
-            )
-            logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
-            if result.outcome is Outcome.NEXT and number > ENTRY:
-                note_restart(number, result.why)
-            if result.outcome is Outcome.NEXT and number - 1 > ENTRY:
-                members = [rank for rank in range(self._world_size) if rank not in gone]
-                Iteration(call, number - 1).delete_keys(members)
-        if result.outcome is not Outcome.EMPTY:  # some rank has to read it
-            call.came([ALL_LEFT], _LAST_READ_S)
+def _serve(call: StoreView, me: CallFacts, closes: bool) -> None:
+    number = ENTRY
+    gone: frozenset[int] = frozenset()
+    overdue_s = me.arguments.barrier_timeout.total_seconds()  # at the initial barrier
+    while True:
+        result = serve_barrier(Iteration(call, number), me.world_size, gone, overdue_s, closes)
+        logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
+        if result.outcome is not Outcome.NEXT:
+            break
+        if number > ENTRY:
+            note_restart(number, result.why)
+        if number > ENTRY + 1:
+            members = [rank for rank in range(me.world_size) if rank not in gone]
+            Iteration(call, number - 1).delete_keys(members)
+        number += 1
+        gone = result.gone
+        overdue_s = me.arguments.overdue_s
+    if result.outcome is not Outcome.EMPTY:  # some rank has to read it
+        call.came([ALL_LEFT], _LAST_READ_S)
