@@ -16,6 +16,7 @@ from typing import Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
 from nvrx_slurm.monitor import unmonitored
+from nvrx_slurm.monitor.distributed import is_initialized
 
 # NVRx has it here
 from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams as SimulatedFaultParams
@@ -90,7 +91,10 @@ class MonitoredFit(Callback):
                 f"autoresume needs {FINISHED_FLAG_ENV}: the job's script must export it"
             )
         if self.calculate_timeouts:
-            self._need_process_group()
+            if not is_initialized():
+                raise RankMonitorClientError(
+                    "calculate_timeouts needs a process group, of one rank at least: Trainer(strategy='ddp')"
+                )
             self.timeouts_file_path = self._state_dir(trainer) / self.TIMEOUTS_FILENAME
         self.train_batches = 0
         self.loaded_checkpoint = False
@@ -115,7 +119,7 @@ class MonitoredFit(Callback):
         self._end(self.fault_tol_client, trainer)
         self._disconnect()
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, *_: Any, **__: Any) -> None:
         """A load makes the start longer: only then can the start's timeout be learned."""
         self.loaded_checkpoint = self.loaded_checkpoint or self.is_initialized
 
@@ -154,13 +158,6 @@ class MonitoredFit(Callback):
         )
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _need_process_group(self) -> None:
-        dist = sys.modules["torch"].distributed
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RankMonitorClientError(
-                "calculate_timeouts needs a process group, of one rank at least: Trainer(strategy='ddp')"
-            )
 
     def _state_dir(self, trainer: Any) -> Path:
         if self.exp_dir is not None:
@@ -254,13 +251,11 @@ class FaultToleranceCallback(MonitoredFit):
     on_train_start = on_train_end = _beat
     on_validation_start = on_validation_batch_end = on_validation_end = _beat
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         self.train_batches += 1
         self._beat()
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
         """Called before a checkpoint is written; two in a row are not one long interval."""
         if self.is_initialized:
             self._beat()

@@ -168,32 +168,28 @@ class FaultToleranceSectionsCallback(MonitoredFit):
 
     # --- hooks of Lightning -------------------------------------------------------------------------------------
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         self._stop(SETUP)
         self.train_batches += 1
         self._start(STEP)
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         self._stop(STEP)
         if self._saved_since_update and self.fault_tol_client is not None:
             self._saved_since_update = False
             self._learn(self.fault_tol_client, trainer, final=False)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, *_: Any) -> None:
         self._stop(STEP)  # the section of a batch that the model skipped
 
-    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
         self._stop(SETUP)
         self._start(STEP)
 
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         self._stop(STEP)
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
         """Called before a checkpoint is written."""
         if self.is_initialized:
             self._saved = self._saved_since_update = True

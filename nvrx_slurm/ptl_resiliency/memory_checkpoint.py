@@ -30,9 +30,7 @@ class MemoryCheckpoint(Callback):
         connector.restore_model()
         connector.restore_callbacks()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Blocks for one copy."""
         step = trainer.global_step
         if step == self._saved or step % self._every:
