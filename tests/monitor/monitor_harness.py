@@ -1,7 +1,6 @@
 """A real rank monitor with ranks in processes of their own or in this one, and waits for events."""
 
 import asyncio
-import functools
 import os
 import select
 import shutil
@@ -36,16 +35,6 @@ HANG = "\nthreading.Event().wait()\n"
 SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 
 
-def story(test):
-    """A test that is a coroutine."""
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 async def readable(fd, timeout_s=WAIT_S):
     """Wait until `fd` is readable; a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
@@ -60,6 +49,11 @@ async def readable(fd, timeout_s=WAIT_S):
 def status(pid):
     text = Path(f"/proc/{pid}/status").read_text()
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: status(pid)["State"].startswith("T"), "it is stopped")
 
 
 def ask(path, data, fds=()):
@@ -91,6 +85,11 @@ class Worker:
         line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), WAIT_S)
         return line.decode().strip()
 
+    async def up(self):
+        """It has said so; returns itself."""
+        assert await self.line() == "up"
+        return self
+
     async def ended(self):
         """Wait for its end and reap it; its exit code as subprocess gives it."""
         await readable(self.pidfd)
@@ -108,7 +107,7 @@ class Worker:
 
 
 class Rig:
-    """`async with Rig() as rig`: a started RankMonitor.
+    """`async with Rig() as rig`: a started RankMonitor; as a test's parameter `rig` it is started.
 
     `rig.worker(code)` runs code in a rank of its own; `rig.rank()` and, with init, `rig.ready()` make this process the
     rank, and the monitor ends a sleeping process in its place.
@@ -238,8 +237,7 @@ class Rig:
         return await done
 
     def stop(self):
-        os.kill(self.pid, signal.SIGSTOP)
-        until(lambda: status(self.pid)["State"].startswith("T"), "the monitor is stopped")
+        stop(self.pid)
 
 
 async def kill_monitor(rig):

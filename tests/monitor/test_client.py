@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from monitor_harness import SOCKET, Rig, kill_monitor, story
+from monitor_harness import SOCKET, kill_monitor
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.testing import standalone_monitor
@@ -72,85 +72,77 @@ def test_a_bad_environment_is_named(monkeypatch):
         assert "num_warmup_iters" in refused(init, bad)
 
 
-@story
-async def test_settings():
-    async with Rig() as rig:
-        client = rig.rank(rank_heartbeat_timeout=30.0)
-        client.init_workload_monitoring(num_warmup_iters=5)
-        info, cfg = client.rank_info, client.cfg
-        assert (info.global_rank, info.local_rank, info.pid) == (3, 0, os.getpid()) and info.host
-        assert (cfg.rank_heartbeat_timeout, cfg.safety_factor, cfg.rank_termination_signal) == (30.0, 5.0, 9)
-        for attempt in (lambda: setattr(cfg, "rank_heartbeat_timeout", 1), lambda: cfg.nonsense):
-            with pytest.raises(AttributeError):
-                attempt()
-        assert "already called" in refused(client.init_workload_monitoring) and client.is_initialized
+async def test_settings(rig):
+    client = rig.rank(rank_heartbeat_timeout=30.0)
+    client.init_workload_monitoring(num_warmup_iters=5)
+    info, cfg = client.rank_info, client.cfg
+    assert (info.global_rank, info.local_rank, info.pid) == (3, 0, os.getpid()) and info.host
+    assert (cfg.rank_heartbeat_timeout, cfg.safety_factor, cfg.rank_termination_signal) == (30.0, 5.0, 9)
+    for attempt in (lambda: setattr(cfg, "rank_heartbeat_timeout", 1), lambda: cfg.nonsense):
+        with pytest.raises(AttributeError):
+            attempt()
+    assert "already called" in refused(client.init_workload_monitoring) and client.is_initialized
 
 
-@story
-async def test_wrong_sections_are_errors_and_change_nothing():
-    async with Rig() as rig:
-        client = rig.ready(rank_section_timeouts={"a": 30.0})
-        before = client._page.words.tolist()
-        for call in (client.start_section, client.end_section):
-            call("unknown")
-            call(None)
-            with pytest.raises(TypeError):
-                call(["a"])
-        assert client._page.words.tolist() == before
-        assert "'a' is not open" in refused(client.end_section, "a")
-        client.start_section("a")
-        assert "'a' is already open" in refused(client.start_section, "a")
-        client.end_all_sections()
-        client.end_all_sections()
+async def test_wrong_sections_are_errors_and_change_nothing(rig):
+    client = rig.ready(rank_section_timeouts={"a": 30.0})
+    before = client._page.words.tolist()
+    for call in (client.start_section, client.end_section):
+        call("unknown")
+        call(None)
+        with pytest.raises(TypeError):
+            call(["a"])
+    assert client._page.words.tolist() == before
+    assert "'a' is not open" in refused(client.end_section, "a")
+    client.start_section("a")
+    assert "'a' is already open" in refused(client.start_section, "a")
+    client.end_all_sections()
+    client.end_all_sections()
 
 
-@story
-async def test_a_forked_child_cannot_act_for_its_rank():
+async def test_a_forked_child_cannot_act_for_its_rank(rig):
     """The child tries all the time; the rank hangs and is found all the same."""
-    async with Rig() as rig:
-        worker = rig.worker(
-            """
-            client.init_workload_monitoring()
-            client.send_heartbeat()
-            if os.fork() == 0:
-                while True:
-                    for call in (client.send_heartbeat, client.should_stop):
-                        try:
-                            call()
-                            say("the child acts")
-                        except RankMonitorClientError as error:
-                            say(error)
-                    sys.stdin.readline()
-            threading.Event().wait()
-            """,
-            rank_heartbeat_timeout=0.5,
-        )
-        rig.monitor.warn()
-        for _ in range(2):
-            assert "not in one forked" in await worker.line()
-        assert (await rig.sentence()).startswith("no heartbeat for ")
-        await worker.ended()
-        assert not rig.monitor.leaves
+    worker = rig.worker(
+        """
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        if os.fork() == 0:
+            while True:
+                for call in (client.send_heartbeat, client.should_stop):
+                    try:
+                        call()
+                        say("the child acts")
+                    except RankMonitorClientError as error:
+                        say(error)
+                sys.stdin.readline()
+        threading.Event().wait()
+        """,
+        rank_heartbeat_timeout=0.5,
+    )
+    rig.monitor.warn()
+    for _ in range(2):
+        assert "not in one forked" in await worker.line()
+    assert (await rig.sentence()).startswith("no heartbeat for ")
+    await worker.ended()
+    assert not rig.monitor.leaves
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@story
-async def test_a_warned_rank_hears_yes_until_its_end(killed):
+async def test_a_warned_rank_hears_yes_until_its_end(rig, killed):
     """Even if the rank monitor is killed in between. The next rank knows nothing of it."""
-    async with Rig() as rig:
-        client = rig.rank()
-        rig.monitor.warn()  # before init
-        client.init_workload_monitoring()
-        if killed:
-            await kill_monitor(rig)
-        assert not rig.monitor.leaves
-        assert client.should_stop() and client.should_stop() and rig.monitor.leaves
-        client.shutdown_workload_monitoring()
-        client.init_workload_monitoring()
-        assert client.should_stop_together() and rig.monitor.leaves
-        rig.unwatch()
-        client = rig.ready(cycle=1)
-        assert not client.should_stop() and not client.should_stop_together() and not rig.monitor.leaves
+    client = rig.rank()
+    rig.monitor.warn()  # before init
+    client.init_workload_monitoring()
+    if killed:
+        await kill_monitor(rig)
+    assert not rig.monitor.leaves
+    assert client.should_stop() and client.should_stop() and rig.monitor.leaves
+    client.shutdown_workload_monitoring()
+    client.init_workload_monitoring()
+    assert client.should_stop_together() and rig.monitor.leaves
+    rig.unwatch()
+    client = rig.ready(cycle=1)
+    assert not client.should_stop() and not client.should_stop_together() and not rig.monitor.leaves
 
 
 def test_wrong_uses_of_collective_calls_and_states(monkeypatch):
@@ -195,19 +187,17 @@ def test_a_checkpoint_is_due_after_the_best_interval(monkeypatch):
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-@story
-async def test_warm_up_ends_after_two_steps_by_megatrons_count(monkeypatch, warm_up):
+async def test_warm_up_ends_after_two_steps_by_megatrons_count(rig, monkeypatch, warm_up):
     arguments = types.SimpleNamespace()
     module = types.SimpleNamespace(_GLOBAL_ARGS=arguments)
     monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
-    async with Rig() as rig:
-        client = rig.rank(rank_section_timeouts={"step": 0.15, "warmup": 0.3})
-        client.init_workload_monitoring(num_warmup_iters=2)
-        arguments.curr_iteration = 500
-        client.start_section("step")
-        client.end_section("step")
-        arguments.curr_iteration = 501 if warm_up else 502
-        client.start_section("step")
-        assert (await rig.sentence()).startswith(
-            "in section 'step' (warm-up) for " if warm_up else "in section 'step' for "
-        )
+    client = rig.rank(rank_section_timeouts={"step": 0.15, "warmup": 0.3})
+    client.init_workload_monitoring(num_warmup_iters=2)
+    arguments.curr_iteration = 500
+    client.start_section("step")
+    client.end_section("step")
+    arguments.curr_iteration = 501 if warm_up else 502
+    client.start_section("step")
+    assert (await rig.sentence()).startswith(
+        "in section 'step' (warm-up) for " if warm_up else "in section 'step' for "
+    )

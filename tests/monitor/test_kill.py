@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_harness import HANG, ROOT, Rig, kill_monitor, readable, status, story
-from waits import WAIT_S, until
+from monitor_harness import HANG, ROOT, Rig, kill_monitor, readable, stop
+from waits import WAIT_S
 
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.monitor import kill
@@ -28,26 +28,24 @@ a_function_with_a_name_to_find()
 """
 
 
-@story
-async def test_a_hung_rank_prints_its_stacks_and_dies_of_the_signal():
+async def test_a_hung_rank_prints_its_stacks_and_dies_of_the_signal(rig):
     """Running or stopped; soon after the deadline and never before; without a core file."""
-    async with Rig() as rig:
-        for cycle in range(3):
-            worker = rig.worker(HUNG, cycle=cycle, rank_heartbeat_timeout=0.3)
-            assert await worker.line() == "init"
-            if cycle:
-                os.kill(worker.pid, signal.SIGSTOP)
-            await readable(worker.pidfd)
-            dead_s = time.monotonic()
-            message = await rig.hang()
-            assert await worker.ended() == -kill.END_SIGNAL
-            assert message["sentence"].startswith("no heartbeat for ") and "(limit 0.3 s)" in message["sentence"]
-            assert 0 < dead_s - message["deadline_s"] < 1  # scripts/bench measures the milliseconds
-            said = worker.err.read_text()
-            assert "most recent call first" in said and (cycle or "a_function_with_a_name_to_find" in said)
-            assert "Fatal Python error" not in said and "Extension modules" not in said
-            assert not list(worker.err.parent.glob("core*"))
-            rig.monitor.unwatch()
+    for cycle in range(3):
+        worker = rig.worker(HUNG, cycle=cycle, rank_heartbeat_timeout=0.3)
+        assert await worker.line() == "init"
+        if cycle:
+            os.kill(worker.pid, signal.SIGSTOP)
+        await readable(worker.pidfd)
+        dead_s = time.monotonic()
+        message = await rig.hang()
+        assert await worker.ended() == -kill.END_SIGNAL
+        assert message["sentence"].startswith("no heartbeat for ") and "(limit 0.3 s)" in message["sentence"]
+        assert 0 < dead_s - message["deadline_s"] < 1  # scripts/bench measures the milliseconds
+        said = worker.err.read_text()
+        assert "most recent call first" in said and (cycle or "a_function_with_a_name_to_find" in said)
+        assert "Fatal Python error" not in said and "Extension modules" not in said
+        assert not list(worker.err.parent.glob("core*"))
+        rig.monitor.unwatch()
 
 
 NO_INIT, NO_BEAT = {"rank_init_timeout": 3.0}, {"initial_rank_heartbeat_timeout": 0.3}
@@ -80,19 +78,16 @@ ENDS = {
 
 
 @pytest.mark.parametrize("code, signum, limits, status, stacks_of", ENDS.values(), ids=ENDS)
-@story
-async def test_how_a_hung_rank_ends(code, signum, limits, status, stacks_of):
-    async with Rig() as rig:
-        worker = rig.worker(code, signum=signum, **limits)
-        await rig.hang()
-        assert await worker.ended() == status or status is None  # None: it may end on its own, after its child
-        said = worker.err.read_text()
-        assert stacks_of in said if stacks_of else said == ""
-        assert not list(worker.err.parent.glob("core*"))
+async def test_how_a_hung_rank_ends(rig, code, signum, limits, status, stacks_of):
+    worker = rig.worker(code, signum=signum, **limits)
+    await rig.hang()
+    assert await worker.ended() == status or status is None  # None: it may end on its own, after its child
+    said = worker.err.read_text()
+    assert stacks_of in said if stacks_of else said == ""
+    assert not list(worker.err.parent.glob("core*"))
 
 
 @pytest.mark.parametrize("handled, signum", [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
-@story
 async def test_a_rank_that_survives_the_first_step_is_killed_alone(monkeypatch, handled, signum):
     shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = w.SIGNAL_GRACE_S = 0.2"
     program = bootstrap.PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
@@ -119,20 +114,17 @@ async def test_a_rank_that_survives_the_first_step_is_killed_alone(monkeypatch, 
         os.close(child)
 
 
-@story
-async def test_signals_for_the_step_do_not_end_the_monitor():
-    async with Rig() as rig:
-        client = rig.ready(rank_heartbeat_timeout=0.3)
-        client.send_heartbeat()
-        pid = rig.pid
-        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-            os.kill(pid, getattr(signal, name))
-        await rig.hang()
-        assert rig.pid == pid
+async def test_signals_for_the_step_do_not_end_the_monitor(rig):
+    client = rig.ready(rank_heartbeat_timeout=0.3)
+    client.send_heartbeat()
+    pid = rig.pid
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        os.kill(pid, getattr(signal, name))
+    await rig.hang()
+    assert rig.pid == pid
 
 
 @pytest.mark.parametrize("reaped", [False, True])
-@story
 async def test_kill_group_reaches_processes_that_outlived_their_leader(reaped):
     command, pipe = ["sh", "-c", "sleep 1000 & echo $!; read line"], subprocess.PIPE
     leader = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
@@ -195,7 +187,6 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-@story
 async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_a_second(stopped):
     with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as agent:
         try:
@@ -203,9 +194,7 @@ async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_
             pidfds = [os.pidfd_open(int(pid)) for _, *pids in rigs for pid in pids]
             assert len(pidfds) == 6
             if stopped:
-                pid = int(rigs[0][-1])
-                os.kill(pid, signal.SIGSTOP)
-                until(lambda: status(pid)["State"].startswith("T"), "the monitor is stopped")
+                stop(int(rigs[0][-1]))
         finally:
             agent.kill()
         await asyncio.gather(*(readable(pidfd, 1.0) for pidfd in pidfds))
@@ -225,20 +214,18 @@ async def renew(rig):
         await asyncio.sleep(LEASE_S / 10)
 
 
-@story
-async def test_a_rank_and_its_children_end_with_the_lease_and_not_before():
-    async with Rig() as rig:
-        renewal = asyncio.ensure_future(renew(rig))
-        await asyncio.sleep(0)  # the first renewal comes before the worker
-        worker = rig.worker(PARENT)
-        child = os.pidfd_open(int(await worker.line()))
-        await kill_monitor(rig)  # the next monitor has the same lease
-        await asyncio.sleep(2 * LEASE_S)  # the time under test: two leases, renewed
-        assert worker.process.poll() is None
-        renewal.cancel()
-        for fd in (worker.pidfd, child):
-            await asyncio.wait_for(readable(fd), WAIT_S)
-        assert rig.lease.over
-        assert worker.process.wait() == -signal.SIGKILL
-        assert rig.hangs == []
-        os.close(child)
+async def test_a_rank_and_its_children_end_with_the_lease_and_not_before(rig):
+    renewal = asyncio.ensure_future(renew(rig))
+    await asyncio.sleep(0)  # the first renewal comes before the worker
+    worker = rig.worker(PARENT)
+    child = os.pidfd_open(int(await worker.line()))
+    await kill_monitor(rig)  # the next monitor has the same lease
+    await asyncio.sleep(2 * LEASE_S)  # the time under test: two leases, renewed
+    assert worker.process.poll() is None
+    renewal.cancel()
+    for fd in (worker.pidfd, child):
+        await asyncio.wait_for(readable(fd), WAIT_S)
+    assert rig.lease.over
+    assert worker.process.wait() == -signal.SIGKILL
+    assert rig.hangs == []
+    os.close(child)
