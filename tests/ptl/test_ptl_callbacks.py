@@ -18,13 +18,6 @@ PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_ligh
 INSTALLED = [path for name, path in PACKAGES.items() if importlib.util.find_spec(name)]
 
 
-@pytest.fixture
-def any_package():
-    if not INSTALLED:
-        pytest.skip("neither lightning nor pytorch_lightning is installed (extra: lightning)")
-    return INSTALLED[0]
-
-
 PROGRAM = """
 import json, logging, os, signal, sys, threading, warnings
 sys.path.insert(0, {root!r})
@@ -75,9 +68,11 @@ def zygotes():
 @pytest.fixture
 def run(zygotes, tmp_path):
     """Runs a program; what it said, and its stderr."""
+    if not INSTALLED:
+        pytest.skip("neither lightning nor pytorch_lightning is installed (extra: lightning)")
     programs = []
 
-    def run_one(package, code, returncode=0):
+    def run_one(code, package=INSTALLED[0], returncode=0):
         program = tmp_path / "program.py"
         program.write_text(PROGRAM.format(root=ROOT, package=package, code=textwrap.dedent(code)))
         if package not in zygotes:
@@ -117,7 +112,7 @@ def test_heartbeats_through_two_jobs(run, package):
         said["loaded"] = seen
         said["hangs"] = monitor.hangs
     """
-    said, _ = run(package, code)
+    said, _ = run(code, package)
     assert said["package"].startswith(package)
     assert said["after one"] == [False, True, False]
     state, finished = said["after two"]
@@ -126,7 +121,7 @@ def test_heartbeats_through_two_jobs(run, package):
     assert finished and said["loaded"] == [True] and said["hangs"] == []
 
 
-def test_sections_through_two_jobs(run, any_package):
+def test_sections_through_two_jobs(run):
     code = """
     def learned():
         return json.load(open("_ft_state_.json"))["current_timeouts"]["section"]
@@ -143,7 +138,7 @@ def test_sections_through_two_jobs(run, any_package):
         said["second"] = learned()
         said["hangs"] = monitor.hangs
     """
-    said, _ = run(any_package, code)
+    said, _ = run(code)
     assert said["first"]["calculated_sections"] == ["checkpointing", "step"]
     assert not said["first"]["is_out_of_section_calculated"]
     assert said["second"]["calculated_sections"] == ["checkpointing", "setup", "step"]
@@ -154,7 +149,7 @@ def test_sections_through_two_jobs(run, any_package):
     assert said["unwrapped"] and said["hangs"] == []
 
 
-def test_failures_and_exits(run, any_package):
+def test_failures_and_exits(run):
     """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
     code = """
     calls = []
@@ -171,7 +166,7 @@ def test_failures_and_exits(run, any_package):
                     said[f"{name} {cls.__name__}"] = [type(caught).__name__, callback.is_initialized, len(calls)]
     said["finished"] = os.path.exists("finished")
     """
-    said, _ = run(any_package, code)
+    said, _ = run(code)
     at_checkpoints = 2  # after 5 and 10 batches
     assert said == {
         "failure FaultToleranceCallback": ["ValueError", False, 0],
@@ -184,7 +179,7 @@ def test_failures_and_exits(run, any_package):
     }
 
 
-def test_a_policy_turns_exceptions_into_requests(run, any_package):
+def test_a_policy_turns_exceptions_into_requests(run):
     """What the launcher gets to hear of a failed fit; the script always sees its own exception."""
     code = """
     from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
@@ -216,7 +211,7 @@ def test_a_policy_turns_exceptions_into_requests(run, any_package):
             requests = [[one.action.name, one.description] for one in monitor.requests]
             said[repr(error)] = [raised, asked, requests, os.path.exists("finished"), callback.is_initialized]
     """
-    said, stderr = run(any_package, code)
+    said, stderr = run(code)
     excluded, shut_down = ["ExcludeThisNode", "it cannot divide"], ["ShutdownWorkload", "no such data"]
     assert list(said.values()) == [
         ["ZeroDivisionError", ["ZeroDivisionError"], [excluded], False, False],
@@ -231,7 +226,7 @@ def test_a_policy_turns_exceptions_into_requests(run, any_package):
         assert token in stderr
 
 
-def test_what_is_missing_is_said(run, any_package):
+def test_what_is_missing_is_said(run):
     code = """
     def error(make, strategy="ddp", **limits):
         with standalone_monitor(**limits):
@@ -257,7 +252,7 @@ def test_what_is_missing_is_said(run, any_package):
     os.environ["NVRX_DISABLE_RANK_MONITORS"] = "1"
     said["disabled"] = str(fit(B(True, True), S(False, True), strategy="auto", max_steps=1).global_step)
     """
-    said, stderr = run(any_package, code)
+    said, stderr = run(code)
     tokens = {
         "flag": "FAULT_TOL_FINISHED_FLAG_FILE", "timeouts": "--ft-rank-heartbeat-timeout", "directory": "nowhere",
         "sections": "step, checkpointing", "fault": "fault_type", "group": "process group", "damaged": "no error",
@@ -267,16 +262,16 @@ def test_what_is_missing_is_said(run, any_package):
     assert "_ft_state.json" in stderr
 
 
-def test_a_simulated_fault_hits_the_rank(run, any_package):
+def test_a_simulated_fault_hits_the_rank(run):
     code = """
     fault = {"fault_type": "rank_killed", "base_delay": 0.2, "rand_delay": 0.1}
     with standalone_monitor(**HEARTBEATS):
         fit(FaultToleranceCallback(False, False, fault), max_steps=-1, max_epochs=-1)
     """
-    run(any_package, code, returncode=-9)
+    run(code, returncode=-9)
 
 
-def test_a_fit_goes_on_from_memory_as_if_nothing_had_happened(run, any_package):
+def test_a_fit_goes_on_from_memory_as_if_nothing_had_happened(run):
     """Also without a checkpoint on the disk. Steps, optimizers and schedulers are those of the fit that was killed."""
     code = """
     import torch
@@ -309,7 +304,7 @@ def test_a_fit_goes_on_from_memory_as_if_nothing_had_happened(run, any_package):
     said["second"] = weights(memory(3), Begins())
     said["begins"] = begins
     """
-    said, _ = run(any_package, code)
+    said, _ = run(code)
     assert said["begins"] == [0, 0, 9] and said["first"] is None
     assert said["second"] == said["undisturbed"]
 
