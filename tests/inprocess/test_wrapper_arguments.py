@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Annotated, Any, Optional, Union
@@ -21,7 +21,7 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey
 pytestmark = pytest.mark.process
 
 
-def s(seconds: float) -> timedelta:
+def s(seconds):
     return timedelta(seconds=seconds)
 
 
@@ -65,7 +65,7 @@ def test_names_and_defaults_are_those_of_nvrx():
         (TypeError, {"health_check": inprocess.initialize.RetryController()}),
     ],
 )
-def test_values_that_are_refused(error: type[Exception], bad: dict[str, Any]):
+def test_values_that_are_refused(error, bad):
     with pytest.raises(error, match="must be|list "):
         Wrapper(**bad)
 
@@ -83,17 +83,17 @@ def test_zero_is_allowed_for_waits_and_disabled_changes_nothing():
 def test_only_plain_functions_can_be_wrapped():
     """Calling another one runs nothing that could be restarted."""
 
-    def numbers() -> Iterator[int]:
+    def numbers():
         yield 1
 
-    async def later() -> int:
+    async def later():
         return 1
 
-    async def stream() -> AsyncIterator[int]:
+    async def stream():
         yield 1
 
     class Generating:
-        def __call__(self) -> Iterator[int]:
+        def __call__(self):
             yield 1
 
     refused = [numbers, later, stream, Generating(), functools.partial(functools.partial(later))]
@@ -111,21 +111,21 @@ def test_the_main_thread_calls():
 
 # One line each: a function whose parameter is to be filled, or not.
 # fmt: off
-def plain(x: int, call: CallWrapper) -> Any: ...
-def optional(call: Optional[CallWrapper] = None) -> Any: ...  # noqa: UP007, UP045, E302
-def piped(call: CallWrapper | None = None) -> Any: ...  # noqa: E302
-def unresolvable_union(call: inprocess.CallWrapper | None, other: NoSuchName) -> Any: ...  # type: ignore # noqa
-def unresolvable_text(call: "Union['CallWrapper', NoSuchName]") -> Any: ...  # type: ignore # noqa
-def annotated(call: Annotated[Optional[CallWrapper], "ours"]) -> Any: ...  # noqa: UP007, UP045, E302
-def megatron(inprocess_call_wrapper: Optional[Any] = None) -> Any: ...  # noqa: UP007, UP045, E302
-def contained(calls: list[CallWrapper], by_name: dict[str, CallWrapper], make: Callable[[], CallWrapper]) -> Any: ...
-def kind(call: type[CallWrapper], other: type[CallWrapper] | None = None) -> Any: ...
-def rest(*calls: CallWrapper, **more: CallWrapper) -> Any: ...
-def without(x: int, call=None) -> Any: ...  # type: ignore[no-untyped-def]
+def plain(x, call: CallWrapper): ...
+def optional(call: Optional[CallWrapper] = None): ...  # noqa: UP007, UP045, E302
+def piped(call: CallWrapper | None = None): ...  # noqa: E302
+def unresolvable_union(call: inprocess.CallWrapper | None, other: NoSuchName): ...  # noqa
+def unresolvable_text(call: "Union['CallWrapper', NoSuchName]"): ...  # noqa
+def annotated(call: Annotated[Optional[CallWrapper], "ours"]): ...  # noqa: UP007, UP045, E302
+def megatron(inprocess_call_wrapper: Optional[Any] = None): ...  # noqa: UP007, UP045, E302
+def contained(calls: list[CallWrapper], by_name: dict[str, CallWrapper], make: Callable[[], CallWrapper]): ...
+def kind(call: type[CallWrapper], other: type[CallWrapper] | None = None): ...
+def rest(*calls: CallWrapper, **more: CallWrapper): ...
+def without(x, call=None): ...
 
 
 class Callable_:
-    def __call__(self, call: CallWrapper) -> Any: ...
+    def __call__(self, call: CallWrapper): ...
 # fmt: on
 
 
@@ -144,9 +144,9 @@ def test_arguments_of_the_caller_stay_unless_they_are_none():
     """NVRx wants a parameter without a default to be filled by the caller."""
     call, own = CallWrapper(CallPage()), CallWrapper(CallPage())
 
-    def placed(a: int, call: CallWrapper, /) -> None: ...
+    def placed(a, call: CallWrapper, /): ...
 
-    def behind(a: int, *rest: int, call: CallWrapper) -> None: ...
+    def behind(a, *rest, call: CallWrapper): ...
 
     for fn, args, kwargs, filled in (
         (plain, (1,), {}, ((1, call), {})),
@@ -157,4 +157,4 @@ def test_arguments_of_the_caller_stay_unless_they_are_none():
         (placed, (1,), {}, ((1, call), {})),
         (behind, (1, 2, 3), {}, ((1, 2, 3), {"call": call})),
     ):
-        assert with_wrapper(fn, ["call"], call, args, kwargs) == filled  # type: ignore[arg-type]
+        assert with_wrapper(fn, ["call"], call, args, kwargs) == filled
