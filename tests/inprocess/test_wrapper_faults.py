@@ -5,6 +5,7 @@ import time
 
 import pytest
 from ranks_harness import signal_all
+from waits import until
 
 pytestmark = pytest.mark.process
 
@@ -183,9 +184,9 @@ def test_a_job_that_was_suspended_goes_on(job, tmp_path):
     ranks = list(job.pids.values())
     signal_all(monitors + ranks, signal.SIGSTOP)
     until_s = time.monotonic() + 2.5
-    job.until(lambda: time.monotonic() >= until_s, "the time has passed")
+    until(lambda: time.monotonic() >= until_s, "the time has passed")
     signal_all(monitors, signal.SIGCONT)
-    job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have checked")
+    until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have checked")
     signal_all(ranks, signal.SIGCONT)
     (tmp_path / "fault").touch()
     all_return(job, range(2))

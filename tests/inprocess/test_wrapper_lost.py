@@ -7,6 +7,7 @@ import signal
 import pytest
 from ranks_harness import Job, signal_all
 from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
+from waits import until
 
 pytestmark = pytest.mark.process
 
@@ -80,7 +81,7 @@ def test_a_rank_that_was_discarded_is_not_missed(job, tmp_path, assignment, told
     if told:
         launcher.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
-    job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
+    until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()
     job.all_return((0, 1))
     for rank in (0, 1):

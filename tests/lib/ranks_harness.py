@@ -176,13 +176,6 @@ class Job:
     def await_events(self, ranks, event, timeout_s=WAIT_S, **fields):
         return [self.await_event(rank, event, timeout_s, **fields) for rank in ranks]
 
-    def until(self, condition, what):
-        """Something that sends no event (a file)."""
-        deadline_s = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline_s, f"never happened: {what}"
-            self._pump(0.01)
-
     def kill(self, rank, signum=signal.SIGKILL):
         os.kill(self.pids[rank], signum)
 
