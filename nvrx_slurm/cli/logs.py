@@ -18,7 +18,7 @@ from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, CoordinatorLog, coordinators_of
-from nvrx_slurm.views.log_tree import began_s, find_run, result_of, title
+from nvrx_slurm.views.log_tree import began_s, result_of, title
 from nvrx_slurm.views.screen import clock, period_s
 
 _SAID_BEFORE = 10  # lines of the launcher, when following begins
@@ -51,7 +51,7 @@ def _time(ctx: object, param: object, text: str | None) -> int | None:
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
+@complete.place
 @click.option(
     "--rank", "ranks", metavar="RANKS", callback=_ranks, help="Only these ranks, for example 0,3-5."
 )

@@ -20,7 +20,6 @@ from nvrx_slurm.node.monitors.inspection import SOCKET
 from nvrx_slurm.system.files import agent_dirs
 from nvrx_slurm.types import Collective, RankEvidence
 from nvrx_slurm.views import complete
-from nvrx_slurm.views.log_tree import find_run
 
 _HOW = "a rank has one once it has imported torch or called init_workload_monitoring()"
 _ANSWER_S = 10.0
@@ -38,7 +37,7 @@ _STEP = (
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
+@complete.place
 @click.option("--here", is_flag=True, hidden=True, help="As JSON, the ranks of this node.")
 def stacks(place: Path, here: bool) -> None:
     """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.

@@ -1,4 +1,4 @@
-"""What the shell completes beside flags: the jobs of the log directory."""
+"""The run that a command is about, and what the shell completes for it: the jobs of the log directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.views.log_tree import log_dir
+from nvrx_slurm.views.log_tree import find_run, log_dir
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,3 +38,12 @@ def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[Complet
         names = []
     found = [CompletionItem(name) for name in names if not name.startswith(".")]
     return found[:_MOST] or [CompletionItem(begun, type="file")]
+
+
+place = click.argument(
+    "place",
+    default="latest",
+    callback=lambda ctx, param, place: find_run(place),
+    shell_complete=jobs,
+)
+"""The argument of commands that are about one run."""

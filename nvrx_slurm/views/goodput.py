@@ -92,7 +92,7 @@ def _runs(place: str) -> list[Path]:
     if links.name.startswith("chain_") and links.is_file():
         jobs = first_bytes(links, _CHAIN_BYTES).decode("ascii", "replace").split()
         return [run for job in jobs if job.isdecimal() for run in runs_of(log_dir() / job)]
-    run = find_run(None, None, place)
+    run = find_run(place)
     if not run.is_dir():
         raise click.UsageError(f"{place} is a file; give a job id, or the directory of a run")
     if RUN.fullmatch(Path(place).name) or not RUN.fullmatch(run.name):

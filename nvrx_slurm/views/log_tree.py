@@ -25,11 +25,11 @@ def log_dir() -> Path:
     return Path(os.environ.get(LOG_DIR_ENV) or LOG_DIR)
 
 
-def find_run(ctx: click.Context | None, param: click.Parameter | None, place: str) -> Path:
+def find_run(place: str) -> Path:
     """The directory of the run that `place` means: of a job its newest run, of a log directory its latest.
 
-    A callback for the arguments of the toolbox. `place`: a path; or what stands in the log directory: a job's id,
-    "latest". A file is left as it is. Raises click.BadParameter.
+    `place`: a path; or what stands in the log directory: a job's id, "latest". A file is left as it is. Raises
+    click.BadParameter.
     """
     try:
         return _found(place)
@@ -69,20 +69,17 @@ def runs_of(job: Path) -> list[Path]:
     return [job / runs[key] for key in sorted(runs)]
 
 
-def result_of(run: Path) -> dict[str, Any]:
+def result_of(run: Path, name: str = "result.json") -> dict[str, Any]:
     """The content of a run's result.json; {} if there is none that can be read."""
     try:
-        return document(_RESULT_BYTES, run, "result.json")
+        return document(_RESULT_BYTES, run, name)
     except (OSError, ValueError):
         return {}
 
 
 def status_of(run: Path) -> dict[str, Any]:
     """The content of a run's status.json; {} if there is none that can be read."""
-    try:
-        return document(_RESULT_BYTES, run, "status.json")
-    except (OSError, ValueError):
-        return {}
+    return result_of(run, "status.json")
 
 
 def began_s(run: Path, otherwise: float) -> float:

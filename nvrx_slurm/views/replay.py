@@ -14,11 +14,10 @@ from nvrx_slurm.core.event_log import replay as run_again
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.system.foreign import names_in, opened
 from nvrx_slurm.views import complete
-from nvrx_slurm.views.log_tree import find_run
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
+@complete.place
 def replay(place: Path) -> None:
     """Decide anew on the events of event logs, and compare with the decisions in the logs.
 

@@ -46,7 +46,6 @@ from nvrx_slurm.views.html import IN_FULL, page
 from nvrx_slurm.views.log_tree import (
     DAMAGE,
     RUN,
-    find_run,
     result_of,
     status_of,
     written_by_others,
@@ -66,7 +65,7 @@ _CSS = Path(__file__).with_suffix(".css")
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
+@complete.place
 @click.option(
     "--output",
     "-o",

@@ -60,7 +60,7 @@ def status(place: str, as_json: bool, ranks: bool, watch: float | None) -> int:
     redraws = watch is not None and sys.stdout.isatty() and not as_json
     while True:
         try:
-            seen = observe(find_run(None, None, place), time.time(), ranks)
+            seen = observe(find_run(place), time.time(), ranks)
         except click.BadParameter as error:
             seen = Seen(CANNOT_TELL, f"cannot tell: {error.message}", place)
         if redraws:

@@ -25,7 +25,7 @@ from nvrx_slurm.system.foreign import opened, size_of
 from nvrx_slurm.types import Blame, FaultKind, RankFault
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, logs_of
-from nvrx_slurm.views.log_tree import began_s, find_run, result_of, title, written_by_others
+from nvrx_slurm.views.log_tree import began_s, result_of, title, written_by_others
 from nvrx_slurm.views.screen import clock, show
 
 _NOTES_SHOWN = 5
@@ -37,7 +37,7 @@ _COLOURS = {"first cause": "red", "what to do": "green"}
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
+@complete.place
 @click.option("--json", "as_json", is_flag=True, help="The same, and all of it, as JSON.")
 def why(place: Path, as_json: bool) -> None:
     """Tell why a job failed or restarted.
