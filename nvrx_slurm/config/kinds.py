@@ -164,6 +164,19 @@ def list_of(one: Kind, what: str) -> Kind:
     return Kind(f"{one.metavar},...", parse, list)
 
 
+def matching(metavar: str, pattern: str, problem: str) -> Kind:
+    """Text on one line, or a number, that is as the regular expression says. `problem`: "must be ..."."""
+
+    def parse(raw: object) -> str:
+        text = str(raw).strip()
+        plain = isinstance(raw, (str, int)) and not isinstance(raw, bool)
+        if not plain or not text.isprintable() or not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(problem)
+        return text
+
+    return Kind(metavar, parse)
+
+
 TEXT = Kind("TEXT", as_text)
 PATH = Kind("PATH", lambda raw: as_text(raw, "must be a path"))
 ABSOLUTE_PATH = Kind("PATH", _absolute)

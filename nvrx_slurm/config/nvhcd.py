@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from nvrx_slurm.config.files import read_document
@@ -14,6 +13,7 @@ from nvrx_slurm.config.kinds import (
     Kind,
     choice,
     list_of,
+    matching,
     optional,
     real,
 )
@@ -34,13 +34,12 @@ class NvhcdFile(NamedTuple):
     args: tuple[str, ...] = ("--no-slurm",)
 
 
-def _word(raw: object) -> str:
-    """The script runs as root for all users that may connect, and is often shell."""
-    if not isinstance(raw, str) or not re.fullmatch(r"[A-Za-z0-9_.,:=/@%+-]{1,256}", raw):
-        raise ValueError("must have words of 1 to 256 letters, digits and _.,:=/@%+-")
-    return raw
-
-
+# the script runs as root for all users that may connect, and is often shell
+_WORD = matching(
+    "WORD",
+    r"[A-Za-z0-9_.,:=/@%+-]{1,256}",
+    "must have words of 1 to 256 letters, digits and _.,:=/@%+-",
+)
 _KINDS: dict[str, Kind] = {
     "socket_path": UNIX_SOCKET,
     "healthcheck_path": optional(ABSOLUTE_PATH),
@@ -48,7 +47,7 @@ _KINDS: dict[str, Kind] = {
     "timeout": real(above=True, high=3600.0, unit="seconds"),
     "group": optional(TEXT),
     "everybody": BOOL,
-    "args": list_of(Kind("WORD", _word), "words"),
+    "args": list_of(_WORD, "words"),
 }
 
 

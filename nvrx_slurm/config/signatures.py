@@ -5,28 +5,29 @@ Texts are literals with `*` for anything, never regular expressions: a line take
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
+from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config.files import read_document
+from nvrx_slurm.config.kinds import Kind
+from nvrx_slurm.config.site import typed
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 
 FLAG = "--ft-signatures"
 _MOST, _MOST_TEXTS, _TEXT_CHARS, _ADVICE_CHARS = 200, 20, range(4, 201), 200
-_NAME = re.compile(r"[a-z][a-z0-9-]{1,39}")
 _DEFAULTS = {
     "class": "site",
-    "role": "cause",
-    "blame": "unknown",
-    "confidence": "likely",
-    "action": "restart",
+    "role": LineRole.CAUSE,
+    "blame": Blame.UNKNOWN,
+    "confidence": Confidence.LIKELY,
+    "action": Remedy.RESTART,
+    "advice": "",
+    "where": "output",
 }
-_KEYS = {"name", "texts", "advice", "where", *_DEFAULTS}
-_E = TypeVar("_E", bound=Enum)
 
 
 def read_signatures(path: str) -> tuple[Signature, ...]:
@@ -38,66 +39,54 @@ def read_signatures(path: str) -> tuple[Signature, ...]:
     taken = {signature.name for signature in SIGNATURES}
     found = []
     for number, rule in enumerate(rules, 1):
-        try:
-            found.append(_signature(rule))
-            if found[-1].name in taken:
-                raise ValueError(f"name {found[-1].name} is taken; choose another one")
-            taken.add(found[-1].name)
-        except ValueError as error:
-            raise UsageError(f"{path}: rule {number}: {error}") from None
+        where = f"{path}: rule {number}"
+        given: dict[str, Any] = _DEFAULTS | typed(rule, _KINDS, where)
+        if not {"name", "texts"} <= given.keys():
+            raise UsageError(f"{where} must have a name and texts")
+        if given["name"] in taken:
+            raise UsageError(f"{where}: name {given['name']} is taken; choose another one")
+        taken.add(given["name"])
+        signature = Signature(*(given[key] for key in _FIELDS))
+        found.append(signature._replace(printed=given["where"] == "output"))
     return tuple(found)
 
 
-def _signature(rule: object) -> Signature:
-    if not isinstance(rule, Mapping) or not _KEYS.issuperset(rule):
-        raise ValueError(f"must be a mapping with some of {', '.join(sorted(_KEYS))}")
-    plain: dict[str, Any] = {**_DEFAULTS, "advice": "", "where": "output", **rule}
-    name, topic = str(plain.get("name")), str(plain["class"])
-    if not (_NAME.fullmatch(name) and _NAME.fullmatch(topic)):
-        raise ValueError(
-            "name and class are lower-case letters, digits and hyphens, 2 to 40 of them"
-        )
-    texts, advice = plain.get("texts"), str(plain["advice"])
-    if (
-        not isinstance(texts, list)
-        or not 0 < len(texts) <= _MOST_TEXTS
-        or not all(map(_is_text, texts))
-    ):
-        raise ValueError(
-            f"texts are 1 to {_MOST_TEXTS} lines of 4 to 200 characters that begin with 4 without *"
-        )
-    if len(advice) > _ADVICE_CHARS or not advice.isprintable():
-        raise ValueError(f"advice is one line of at most {_ADVICE_CHARS} characters")
-    if plain["where"] not in ("output", "exception"):
-        raise ValueError("where is output or exception")
-    return Signature(
-        name,
-        topic,
-        tuple(text.lower() for text in texts),
-        _one_of(LineRole, plain["role"], "role"),
-        _one_of(Blame, plain["blame"], "blame"),
-        _one_of(Confidence, plain["confidence"], "confidence"),
-        _one_of(Remedy, plain["action"], "action"),
-        advice,
-        printed=plain["where"] == "output",
-    )
+def _texts(raw: object) -> tuple[str, ...]:
+    """Each is searched for by its beginning."""
+    if not isinstance(raw, list) or not 0 < len(raw) <= _MOST_TEXTS:
+        raise ValueError(f"must be a list of 1 to {_MOST_TEXTS} lines")
+    for text in map(k.as_text, raw):
+        if len(text) not in _TEXT_CHARS or len(text.split("*")[0]) < 4:
+            raise ValueError("must be lines of 4 to 200 characters that begin with 4 without *")
+    return tuple(text.lower() for text in raw)
 
 
-def _is_text(text: object) -> bool:
-    """Whether it can be searched for: its beginning is what is looked up."""
-    return (
-        isinstance(text, str)
-        and len(text) in _TEXT_CHARS
-        and text.isprintable()
-        and len(text.split("*")[0]) >= 4
-    )
+def _advice(raw: object) -> str:
+    if not isinstance(raw, str) or len(raw) > _ADVICE_CHARS or not raw.isprintable():
+        raise ValueError(f"must be one line of at most {_ADVICE_CHARS} characters")
+    return raw
 
 
-def _one_of(kind: type[_E], value: object, key: str) -> _E:
-    values: Iterable[_E] = kind
-    for member in values:
-        if member.value == value:
-            return member
-    raise ValueError(
-        f"{key} is one of {', '.join(str(member.value) for member in kind)}, not {value!r}"
-    )
+def _one_of(kind: type[Enum]) -> Kind:
+    word = k.choice(*(member.value for member in kind))
+    return word._replace(parse=lambda raw: kind(word.parse(raw)))
+
+
+_NAME = k.matching(
+    "NAME",
+    r"[a-z][a-z0-9-]{1,39}",
+    "must be lower-case letters, digits and hyphens, 2 to 40 of them",
+)
+# the keys of a rule; the first ones in the order of the fields of Signature
+_KINDS: dict[str, Kind] = {
+    "name": _NAME,
+    "class": _NAME,
+    "texts": Kind("LINES", _texts),
+    "role": _one_of(LineRole),
+    "blame": _one_of(Blame),
+    "confidence": _one_of(Confidence),
+    "action": _one_of(Remedy),
+    "advice": Kind("LINE", _advice),
+    "where": k.choice("output", "exception"),
+}
+_FIELDS = [*_KINDS][:-1]

@@ -6,7 +6,6 @@ As strict as the other files: an unknown key is an error with a suggestion. Name
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -142,15 +141,18 @@ def typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
     }
 
 
+_NAME = k.matching(
+    "NAME",
+    r"[a-z0-9]+(-[a-z0-9]+)*",
+    "must be lower-case words joined by dashes, for example nvme-raid",
+)
+
+
 def _own(raw: object, kinds: Mapping[str, Kind], where: str) -> SiteCheck:
     given = _mapping(raw, where, ("name", "run", *_RULE_KEYS))
     if "name" not in given or "run" not in given:
         raise UsageError(f"{where} must have a name and run (a command)")
-    name = str(_value(k.TEXT, given.pop("name"), f"{where}.name"))
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise UsageError(
-            f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}"
-        )
+    name = _value(_NAME, given.pop("name"), f"{where}.name")
     run = tuple(_value(k.WORDS, given.pop("run"), f"{where}.run"))
     return SiteCheck(name, run, _rule(given, kinds, where))
 

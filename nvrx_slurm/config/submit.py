@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,32 +13,21 @@ from nvrx_slurm.config.settings import Origin, Section, maybe, parsed, setting, 
 from nvrx_slurm.errors import UsageError
 
 MAX_LINKS = 1000  # Slurm's MaxJobCount is 10,000 by default
-_JOB_NAME = re.compile(r"[^/%\\\"'`$]{1,200}")
-_GPUS = re.compile(r"(?:[\w.-]+:)?\d{1,4}", re.ASCII)
-_TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
-
-
-def _job_name(raw: object) -> str:
-    name = k.as_text(raw, "must be a name")
-    if not _JOB_NAME.fullmatch(name):
-        raise ValueError("must be a name without quotes, / % \\ $ (1 to 200 characters)")
-    return name
-
-
-def _gpus(raw: object) -> str:
-    text = str(raw)
-    if isinstance(raw, bool) or not _GPUS.fullmatch(text):
-        raise ValueError("must be a number, or a type and a number such as a100:4")
-    return text
-
-
-def _time(raw: object) -> str:
-    text = str(raw).strip()
-    if isinstance(raw, bool) or not _TIME.fullmatch(text):
-        raise ValueError(
-            "must be a time limit as sbatch takes it, for example 4:00:00, 1-12 or 30 (minutes)"
-        )
-    return text
+_JOB_NAME = k.matching(
+    "NAME",
+    r"[^/%\\\"'`$]{1,200}",
+    "must be a name without quotes, / % \\ $ (1 to 200 characters)",
+)
+_GPUS = k.matching(
+    "[TYPE:]N",
+    r"(?:[\w.-]+:)?\d{1,4}",
+    "must be a number, or a type and a number such as a100:4",
+)
+_TIME = k.matching(
+    "TIME",
+    r"(?i:(\d+-)?\d+(:\d{1,2}){0,2}|UNLIMITED|INFINITE)",
+    "must be a time limit as sbatch takes it, for example 4:00:00, 1-12 or 30 (minutes)",
+)
 
 
 def _seconds(limit: str | None) -> float | None:
@@ -61,15 +49,13 @@ class SubmitConfig(Section):
     section: ClassVar[str] = "submit"
 
     job_name: str = setting(
-        k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins="The job", aliases=("-J",)
+        _JOB_NAME, "nvrx", "Name of the job.", begins="The job", aliases=("-J",)
     )
     nodes: int | None = maybe(
         k.integer(1, v.MAX_NODES), aliases=("-N",),
         help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
     )  # fmt: skip
-    gpus_per_node: str | None = maybe(
-        k.Kind("[TYPE:]N", _gpus), "GPUs that Slurm gives each node: 4, a100:4."
-    )
+    gpus_per_node: str | None = maybe(_GPUS, "GPUs that Slurm gives each node: 4, a100:4.")
     cpus_per_task: int | None = maybe(
         k.integer(1, 65535),
         "CPUs of each node. Default: all, where the job has its nodes for itself.",
@@ -77,7 +63,7 @@ class SubmitConfig(Section):
     )
     exclusive: bool = setting(k.BOOL, True, "No other job runs on the nodes of this one.")
     time: str | None = maybe(
-        k.Kind("TIME", _time), "Time limit, as sbatch takes it. Default: that of the partition."
+        _TIME, "Time limit, as sbatch takes it. Default: that of the partition."
     )
     warn_time: int = setting(
         k.integer(0, 65535, "SECONDS"), 120,
