@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.core.account.figures import grades, lost_s, lost_steps, ratio
+from nvrx_slurm.core.account.figures import grades, lost_s, lost_steps, shares
 from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.checkpoint.interval import best_interval_s
 from nvrx_slurm.core.words import in_words
@@ -34,11 +34,7 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
         for run in runs
         for restart in run.get("restarts") or ()
     ]
-    allocated_s, productive_s = (
-        sum(total.values()),
-        sum(account["productive_s"] for account in accounts),
-    )
-    training_s = allocated_s - total["spare_idle"] - total["excluded"]
+    productive_s = sum(account["productive_s"] for account in accounts)
     estimated = {
         bucket for account in accounts for bucket, grade in account["grades"].items() if grade == "estimated"
     }  # fmt: skip
@@ -49,9 +45,7 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
         "runs_without_result": sum(bool(run.get("unfinished")) for run in runs),
         "wall_s": round(ended_s - began_s, 3),
         "productive_s": round(productive_s, 3),
-        "job_ettr": ratio(productive_s, ended_s - began_s),
-        "productive_share": ratio(total["productive"], allocated_s),
-        "productive_share_of_training_nodes": ratio(total["productive"], training_s),
+        **shares(total, productive_s, ended_s - began_s),
         "node_seconds": {bucket: round(took_s, 3) for bucket, took_s in total.most_common()},
         "grades": grades(total, estimated),
         "restarts": len(restarts),

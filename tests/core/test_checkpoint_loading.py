@@ -2,7 +2,7 @@
 
 import pytest
 
-from nvrx_slurm.core.account.account import Marks, NodeCycle, Role, account
+from nvrx_slurm.core.account.account import Marks, Role, account
 from nvrx_slurm.core.account.figures import lost_steps, to_json
 from nvrx_slurm.core.checkpoint.loading import DISK, NONE, NOTHING, Found, common, nothing, outcome, source
 from nvrx_slurm.core.coordinator.status import status
@@ -51,7 +51,7 @@ def test_what_all_have_newest_first():
 def of_node(*sections, **marks):
     spent = Spent(1, 0, 1.0, 4.0, 5.0, sections=sections)
     cycle = Marks(0.0, 50.0, tells_init=True, tells_steps=True, **marks)
-    found = account(cycle, NodeCycle(((0.0, Role.ACTIVE),), spent))
+    found = account(cycle, ((0.0, Role.ACTIVE),), spent)
     return found["init"], found["reload"]
 
 

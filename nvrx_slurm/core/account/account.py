@@ -7,7 +7,7 @@ Definitions: Meta's ETTR (arXiv 2410.21680) and Google's ml-goodput-measurement,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -108,14 +108,6 @@ class Marks(Record):
     source: str = ""  # of what was loaded; "" = ranks have not told
 
 
-class NodeCycle(Record):
-    """One node in one cycle. `roles`: since when it has which role, at least one; it may be older than the cycle."""
-
-    roles: tuple[tuple[float, Role], ...]
-    spent: Spent | None = None
-    done_s: float | None = None  # no rank was left on it
-
-
 class Bucketed(defaultdict[str, float]):
     """Seconds by bucket. `estimated`: buckets in which something was assumed."""
 
@@ -139,15 +131,22 @@ def _all(bucket: str, estimated: bool = False) -> Part:
     return bucket, float("inf"), estimated
 
 
-def account(cycle: Marks, node: NodeCycle) -> Bucketed:
-    """The buckets of one node in one cycle: each >= 0, their sum is `end_s` - `plan_s` (to rounding)."""
+def account(
+    cycle: Marks,
+    roles: Sequence[tuple[float, Role]],
+    spent: Spent | None = None,
+    done_s: float | None = None,
+) -> Bucketed:
+    """The buckets of one node in one cycle: each >= 0, their sum is `end_s` - `plan_s` (to rounding).
+
+    `roles`: since when it has which role, at least one; it may be older than the cycle. `done_s`: no rank was left
+    on it.
+    """
     found = Bucketed()
-    starts = [_within(cycle, since_s) for since_s, _ in node.roles]
-    for (_, role), begin_s, end_s in zip(
-        node.roles, starts, [*starts[1:], cycle.end_s], strict=True
-    ):
+    starts = [_within(cycle, since_s) for since_s, _ in roles]
+    for (_, role), begin_s, end_s in zip(roles, starts, [*starts[1:], cycle.end_s], strict=True):
         if role is Role.ACTIVE and not cycle.first:
-            _active(cycle, node, begin_s, end_s, found)
+            _active(cycle, spent, done_s, begin_s, end_s, found)
         else:
             waits = cycle.first or role is Role.AWAY
             bucket = "excluded" if role is Role.OUT else "wait_nodes" if waits else "spare_idle"
@@ -162,14 +161,21 @@ def _within(cycle: Marks, at_s: float) -> float:
     return min(max(at_s, cycle.plan_s), max(cycle.plan_s, cycle.end_s))
 
 
-def _active(cycle: Marks, node: NodeCycle, begin_s: float, end_s: float, found: Bucketed) -> None:
+def _active(
+    cycle: Marks,
+    spent: Spent | None,
+    done_s: float | None,
+    begin_s: float,
+    end_s: float,
+    found: Bucketed,
+) -> None:
     """Its ranks run; then the fault is noticed, they are stopped, the next cycle is planned."""
     fault_s = end_s if cycle.fault_s is None else min(max(cycle.fault_s, begin_s), end_s)
     sign_s = fault_s if cycle.sign_s is None else min(max(cycle.sign_s, begin_s), fault_s)
-    ran_until_s = sign_s if node.done_s is None else min(max(node.done_s, begin_s), sign_s)
-    found.spread(ran_until_s - begin_s, _run(cycle, node.spent, ran_until_s))
+    ran_until_s = sign_s if done_s is None else min(max(done_s, begin_s), sign_s)
+    found.spread(ran_until_s - begin_s, _run(cycle, spent, ran_until_s))
     at_s = ran_until_s
-    detected = node.done_s is None or node.done_s >= sign_s
+    detected = done_s is None or done_s >= sign_s
     for bucket, until_s in (
         ("detect" if detected else "stop", fault_s),
         ("stop", cycle.stopped_s),

@@ -15,7 +15,6 @@ from nvrx_slurm.core.account.account import (
     SECTION,
     Bucketed,
     Marks,
-    NodeCycle,
     Role,
     account,
     kind,
@@ -61,10 +60,10 @@ class Book:
     """`expected`: hosts by infra rank, as far as they are known."""
 
     def __init__(self, now: float, expected: Iterable[str] = ()) -> None:
-        self._rows: dict[str, _Row] = {}
-        for rank, host in enumerate(expected):
-            key = str(rank)
-            self._rows[key] = _Row(key, host, [(now, Role.AWAY)])
+        self._rows = {
+            str(rank): _Row(str(rank), host, [(now, Role.AWAY)])
+            for rank, host in enumerate(expected)
+        }
         # of the cycle that runs; its end is not known yet
         self._marks = Marks(now, now, first=True)
         self._estimated: set[str] = set()
@@ -95,9 +94,8 @@ class Book:
             (_, role), *later = row.roles[1:] or row.roles
             row.roles = [(counted_at, role), *later]
         for told in past.nodes:
-            roles = [(counted_at, Role(told.role))]
-            row = self._rows.setdefault(told.key, _Row(told.key, told.host, roles))
-            row.roles = roles
+            row = self._rows.setdefault(told.key, _Row(told.key, told.host, []))
+            row.roles = [(counted_at, Role(told.role))]
             row.times.update(zip(_NAMES, told.seconds, strict=False))
             for section in told.sections:
                 row.times[f"{SECTION}{section.name}"] = section.took_s
@@ -202,10 +200,11 @@ class Book:
     def _settle(self, now: float, lost: bool, again: bool) -> Mapping[str, float]:
         """Add the cycle to what was counted. `again`: another one follows."""
         found = self._of_cycle(now, lost, again)
-        were_active = set()
-        for key, row in self._rows.items():
-            if any(role is Role.ACTIVE for _, role in row.roles):
-                were_active.add(key)
+        were_active = {
+            key
+            for key, row in self._rows.items()
+            if any(role is Role.ACTIVE for _, role in row.roles)
+        }
         means: dict[str, float] = defaultdict(float)
         for key, times in found.items():
             row = self._rows[key]
@@ -214,16 +213,11 @@ class Book:
                 row.adds(bucket, took_s)
                 if key in were_active:
                     means[bucket] += took_s / len(were_active)
-        source = self._marks.source
-        for times in found.values():
-            if source:
-                self._reloads[source] += times["reload"]
-        for save in _saves(self._rows.values()):
-            self._saves = replace(
-                self._saves,
-                took_s=self._saves.took_s + save.took_s,
-                times=self._saves.times + save.times,
-            )
+        if source := self._marks.source:
+            self._reloads[source] += sum(times["reload"] for times in found.values())
+        saves = [self._saves, *_saves(self._rows.values())]
+        took_s = sum(save.took_s for save in saves)
+        self._saves = SectionTime("", took_s, sum(save.times for save in saves))
         self._productive_s += means["productive"]
         return means
 
@@ -234,15 +228,18 @@ class Book:
         saves: list[float] = []
         self.reached = -1
         for row in rows:
-            if row.spent is None:
+            spent = row.spent
+            if spent is None or row.done_at is None:
                 continue
-            self.reached = max(self.reached, row.spent.reached)
-            spents.append(row.spent)
-            self._hear(row.spent)
-            if row.done_at is not None:
-                ends.append(row.done_at)
-                if row.spent.saved_s >= 0.0:
-                    saves.append(row.done_at - row.spent.saved_s)
+            self.reached = max(self.reached, spent.reached)
+            spents.append(spent)
+            ends.append(row.done_at)
+            if spent.import_s >= 0.0:
+                self._told.add("import")
+            if spent.init_s >= 0.0:
+                self._told.add("init")
+            if spent.saved_s >= 0.0:
+                saves.append(row.done_at - spent.saved_s)
         if _saves(rows):
             self._told.add("checkpoint")
         marks = self._marks
@@ -260,18 +257,9 @@ class Book:
             tells_steps="init" in self._told,
         )
         typical = _typical(spents[:TOLD]) if len(spents) < len(rows) else None
-        found: dict[str, Bucketed] = {}
-        for row in rows:
-            node = NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)
-            found[row.key] = account(cycle, node)
-        return found
-
-    def _hear(self, spent: Spent) -> None:
-        """What ranks of this job tell."""
-        if spent.import_s >= 0.0:
-            self._told.add("import")
-        if spent.init_s >= 0.0:
-            self._told.add("init")
+        return {
+            row.key: account(cycle, row.roles, row.spent or typical, row.done_at) for row in rows
+        }
 
     def _saved_at(self) -> float | None:
         """The last save in this cycle, where no rank has told it: -inf = none, None = not known."""
@@ -296,37 +284,33 @@ class Book:
 
     def told(self, wall_s: float, most: int = LISTED) -> Account:
         """The account until the last plan; after `ended`, of the whole job. Beyond `most` nodes their sum."""
-        nodes = _nodes(self._rows.values(), most)
-        estimated = tuple(sorted(self._estimated))
-        reloads = []
-        for source, took_s in self._reloads.items():
-            reload = SectionTime(source, took_s)
-            reloads.append(reload)
         return Account(
             wall_s,
             self._productive_s,
-            nodes,
-            estimated,
+            _nodes(self._rows.values(), most),
+            tuple(sorted(self._estimated)),
             self._saves,
-            tuple(reloads),
+            tuple(SectionTime(*reload) for reload in self._reloads.items()),
         )
 
 
 def _saves(rows: Iterable[_Row]) -> list[SectionTime]:
-    found = []
-    for row in rows:
-        for section in () if row.spent is None else row.spent.sections:
-            if section.times and kind(section.name) == "checkpoint":
-                found.append(section)
-    return found
+    return [
+        section
+        for row in rows
+        if row.spent is not None
+        for section in row.spent.sections
+        if section.times and kind(section.name) == "checkpoint"
+    ]
 
 
 def _told(row: _Row) -> NodeTime:
     times = {bucket: round(took_s, 6) for bucket, took_s in row.times.items()}
-    sections = []
-    for name, took_s in times.items():
-        if took_s and name.startswith(SECTION):
-            sections.append(SectionTime(name.removeprefix(SECTION), took_s))
+    sections = [
+        SectionTime(name.removeprefix(SECTION), took_s)
+        for name, took_s in times.items()
+        if took_s and name.startswith(SECTION)
+    ]
     return NodeTime(
         row.key,
         row.host,
@@ -352,7 +336,6 @@ def _typical(spents: Collection[Spent]) -> Spent | None:
     """What the others did, for a node that could not report."""
     if not spents:
         return None
-    middle = {}
-    for name in ("start_s", "import_s", "init_s", "reload_s", "suspended_s"):
-        middle[name] = median(getattr(one, name) for one in spents)
+    names = "start_s", "import_s", "init_s", "reload_s", "suspended_s"
+    middle = {name: median(getattr(one, name) for one in spents) for name in names}
     return replace(next(iter(spents)), **middle)

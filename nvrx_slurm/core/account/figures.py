@@ -13,7 +13,6 @@ from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
 _NO_COST = CycleCost(-1, 0.0, 0.0)
-_NOT_TRAINING = ("spare_idle", "excluded")
 _COSTS = (
     "detect_s",
     "down_s",
@@ -32,30 +31,38 @@ def to_json(
     for node in nodes:
         total.update(node["seconds"])
     wall_s = account.wall_s + before_s
-    allocated_s = sum(total.values())
-    training_s = allocated_s
-    for bucket in _NOT_TRAINING:
-        training_s -= total[bucket]
-    productive_s = account.productive_s
     saves = account.saves
-    reloads = {}
-    for one in account.reloads:
-        reloads[one.name] = round(one.took_s, 6)
     return {
         "schema": SCHEMA,
         "wall_s": round(wall_s, 6),
         "queue_s": queue_s,
         "before_s": round(before_s, 3),
-        "productive_s": round(productive_s, 6),
-        "job_ettr": ratio(productive_s, wall_s + (queue_s or 0.0)),
-        "productive_share": ratio(total["productive"], allocated_s),
-        "productive_share_of_training_nodes": ratio(total["productive"], training_s),
+        "productive_s": round(account.productive_s, 6),
+        **shares(
+            total,
+            account.productive_s,
+            wall_s + (queue_s or 0.0),
+        ),
         "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items()},
         "grades": grades(total, account.estimated),
         "saves": saves.times,
         "save_s": saves.took_s / saves.times if saves.times else None,
-        "reloads": reloads,
+        "reloads": {one.name: round(one.took_s, 6) for one in account.reloads},
         "nodes": nodes,
+    }
+
+
+def shares(total: Counter[str], productive_s: float, wall_s: float) -> dict[str, float | None]:
+    """The ratios of a job, or of several. `total`: node-seconds by bucket; `wall_s`: since the submission."""
+    allocated_s = sum(total.values())
+    training_s = allocated_s - total["spare_idle"] - total["excluded"]
+    return {
+        "job_ettr": ratio(productive_s, wall_s),
+        "productive_share": ratio(total["productive"], allocated_s),
+        "productive_share_of_training_nodes": ratio(
+            total["productive"],
+            training_s,
+        ),
     }
 
 
@@ -98,13 +105,11 @@ def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str
 def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]:
     """How well the number of each bucket is known. Where it is not known what was lost, productive work is bounded."""
     counted = [*buckets]
-    found: dict[str, Grade] = {}
+    found = {}
     for bucket in (*counted, "recomputed"):
-        found[bucket] = BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED
-    for bucket in estimated:
-        if bucket in found:
-            found[bucket] = Grade.ESTIMATED
-    some_is_lost = "recomputed" in counted or "recomputed" in estimated
+        at_best = BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED
+        found[bucket] = Grade.ESTIMATED if bucket in estimated else at_best
+    some_is_lost = "recomputed" in {*counted, *estimated}
     if some_is_lost and found.get("productive") is Grade.COUNTED:
         found["productive"] = Grade.BOUNDED
     return {bucket: grade.value for bucket, grade in found.items()}
@@ -121,19 +126,19 @@ def priced(
     """`restarts` with what the cycle before each of them has lost, and until the next one trained. `costs`: of cycles,
     oldest first."""
     known = list(costs)
-    of_cycle = {}
-    for cost in known:
-        of_cycle[cost.cycle] = cost
-    again = {}
-    for before, after in pairwise(known):
-        again[before.cycle] = after.again_s
-    found = []
-    for one in restarts:
+    of_cycle = {cost.cycle: cost for cost in known}
+    again = {before.cycle: after.again_s for before, after in pairwise(known)}
+
+    def done(one: RestartRecord) -> RestartRecord:
         cost = of_cycle.get(one.cycle, _NO_COST)
-        again_s = again.get(one.cycle, 0.0)
-        done = replace(one, recomputed_s=cost.recomputed_s, again_s=again_s, steps=cost.steps)
-        found.append(done)
-    return tuple(found)
+        return replace(
+            one,
+            recomputed_s=cost.recomputed_s,
+            again_s=again.get(one.cycle, 0.0),
+            steps=cost.steps,
+        )
+
+    return tuple(map(done, restarts))
 
 
 def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:

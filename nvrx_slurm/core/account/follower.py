@@ -72,15 +72,10 @@ class JobAccount:
         counted = event.message.counted
         node = event.message.node
         if counted is not None and not self._loaded:
-            self._inherit(counted)
+            known = (self._past or counted, counted)
+            self._past = max(known, key=lambda one: one.account.wall_s)
         if node.node_id in self._members:
             self._book.here(peer_key(node), node.host, now)
-
-    def _inherit(self, counted: Counted) -> None:
-        """The longest account counts."""
-        past = self._past
-        if past is None or counted.account.wall_s > past.account.wall_s:
-            self._past = counted
 
     def on_left(self, event: ev.Left, now: float) -> None:
         """Another life of its agent may have taken its place."""
@@ -96,8 +91,7 @@ class JobAccount:
         member = self._members.get(event.node_id)
         spent = event.message
         if member is not None and spent.cycle == cycle:
-            key = peer_key(member.node)
-            self._book.spent(key, spent, now)
+            self._book.spent(peer_key(member.node), spent, now)
 
     def on_checkpoints(self, event: ev.CheckpointsFound, now: float) -> None:
         """The newest was saved so long ago."""
@@ -111,12 +105,9 @@ class JobAccount:
             return
         self._book.loaded(told.source, told.took_s)
         before = self._costs.get(told.cycle - 1)
-        if before is None or told.iteration < 0:
-            return
-        if before.reached >= 0:
+        if before is not None and told.iteration >= 0 and before.reached >= 0:
             steps = max(0, before.reached - told.iteration)
-            before = replace(before, steps=steps)
-            self._costs[before.cycle] = before
+            self._costs[before.cycle] = replace(before, steps=steps)
 
     # --- cycles -----------------------------------------------------------------------------------------------
 
@@ -126,14 +117,16 @@ class JobAccount:
             self.on_stopping(event, now)
             return
         self._close_cycle()
-        active = self._keys(self._core.job.assignment.group_ranks)
-        self._planned = (active, now)
+        self._planned = self._keys(self._core.job.assignment.group_ranks), now
 
     def on_stopping(self, event: Entered, now: float) -> None:
         """The cycle of an earlier coordinator has ended with it."""
         if event.was is Stage.TAKEOVER:
             job = self._core.job
-            self._resume(job.cycle, job.assignment.group_ranks)
+            self._resume(
+                job.cycle,
+                job.assignment.group_ranks,
+            )
 
     def on_joining(self, event: Entered, now: float) -> None:
         """Too few nodes are ready, unless a plan was sent at once."""
@@ -169,12 +162,8 @@ class JobAccount:
         return end is not None and end.code == ExitCode.OK
 
     def _keys(self, node_ids: Iterable[str]) -> set[str]:
-        found = set()
-        for node_id in node_ids:
-            member = self._members.get(node_id)
-            if member is not None:
-                found.add(peer_key(member.node))
-        return found
+        members = map(self._members.get, node_ids)
+        return {peer_key(member.node) for member in members if member is not None}
 
     def _resume(self, cycle: int, active: Iterable[str]) -> None:
         """An earlier coordinator planned this cycle; these nodes had a group rank in it."""
@@ -194,19 +183,18 @@ class JobAccount:
         if past is not None and not self._loaded:
             started = self._core.started
             before_s = past.account.wall_s - self._ledger.at_s(started)
-            self._book.load(past.account, started + min(before_s, 0.0))
-            self._costs = {}
-            for cost in past.costs:
-                self._costs[cost.cycle] = cost
+            self._book.load(
+                past.account,
+                started + min(before_s, 0.0),
+            )
+            self._costs = {cost.cycle: cost for cost in past.costs}
         self._loaded = True
         self._mark()
 
     def _mark(self) -> None:
         """When the cycle that runs has failed, if it has."""
         marks = self._ledger.marks
-        if marks is None:
-            return
-        if marks[0] == self._cycle:
+        if marks is not None and marks[0] == self._cycle:
             self._book.failed(*marks[1:])
 
     def _settle(self) -> None:
@@ -214,17 +202,19 @@ class JobAccount:
         if self._planned is not None:
             active, now = self._planned
             self._planned = None
-            means = self._book.planned(active, now)
-            self._note(means)
+            self._note(self._book.planned(active, now))
             self._cycle = self._core.job.cycle
 
     def _note(self, means: Mapping[str, float]) -> None:
         cycle = self._cycle
         again_s = sum(means.get(bucket, 0.0) for bucket in _AGAIN)
         recomputed_s = means.get("recomputed", 0.0)
-        reached = self._book.reached
-        cost = CycleCost(cycle, again_s, recomputed_s, reached)
-        self._costs[cycle] = cost
+        self._costs[cycle] = CycleCost(
+            cycle,
+            again_s,
+            recomputed_s,
+            self._book.reached,
+        )
         self._costs.pop(cycle - LISTED, None)
 
     # --- what is told -----------------------------------------------------------------------------------------
@@ -239,8 +229,11 @@ class JobAccount:
         self._settle()
         counted_s = self._ledger.at_s(self._book.counted_at)
         account = self._book.told(max(0.0, counted_s), TOLD)
-        costs = tuple(self._costs.values())
-        counted = Counted(self._cycle, account, costs[-_COSTS:])
+        counted = Counted(
+            self._cycle,
+            account,
+            tuple(self._costs.values())[-_COSTS:],
+        )
         if self._loaded:
             self._past = counted
         return counted
