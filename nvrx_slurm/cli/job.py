@@ -26,7 +26,6 @@ from nvrx_slurm.cli.here import (
 from nvrx_slurm.config.cores import agent_settings, coordinator_settings
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
-from nvrx_slurm.config.values import Std
 from nvrx_slurm.core import preload
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
@@ -378,4 +377,4 @@ def _shown(launch: LaunchConfig, local_rank: int) -> int:
     if only and local_rank not in only:
         return 0
     hidden = launch.redirects.of(local_rank) & ~launch.tee.of(local_rank)
-    return int(Std.ALL & ~hidden)
+    return 3 & ~hidden

@@ -51,10 +51,10 @@ USUAL = {
 }
 _EVERY = "nvrx_slurm.help_all"  # in the context's meta
 
-# (configuration, training script or "" with --print-config, its arguments) -> exit code
+# (configuration, training script, its arguments) -> exit code
 Body = Callable[[Resolved, str, tuple[str, ...]], int]
-# (values of the options that were given, training script or "", its arguments) -> exit code
-OnFlags = Callable[[dict[str, Any], str, tuple[str, ...]], int]
+# (configuration, values of the options that were given, training script or "", its arguments) -> exit code
+OnFlags = Callable[[Resolved, dict[str, Any], str, tuple[str, ...]], int]
 
 
 def spelling(name: str) -> str:
@@ -64,7 +64,10 @@ def spelling(name: str) -> str:
 
 
 class SettingsCommand(click.Command):
-    """A command `NAME [OPTIONS] SCRIPT [ARGS]` whose options are settings, by groups. `run` returns its exit code."""
+    """A command `NAME [OPTIONS] SCRIPT [ARGS]` whose options are settings, by groups. `run` returns its exit code.
+
+    It answers --print-config itself.
+    """
 
     def __init__(
         self, name: str, run: OnFlags, settings: Mapping[str, Declaration], help: str | None
@@ -102,7 +105,12 @@ class SettingsCommand(click.Command):
             if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE
         )
         flags = {key: ctx.params[key] for key in given if key in self.settings}
-        return self._run(flags, ctx.params["script"] or "", tuple(ctx.params["script_args"]))
+        resolved = resolve({key: flags[key] for key in flags if key in SETTINGS}, os.environ)
+        if resolved.config.launch.print_config:
+            click.echo(print_config(resolved))
+            return ExitCode.OK
+        script = ctx.params["script"] or ""
+        return self._run(resolved, flags, script, tuple(ctx.params["script_args"]))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options by group: the usual ones, or all."""
@@ -194,15 +202,11 @@ def _sentence(error: click.ClickException) -> str:
 def nvrx_run_options(body: Body) -> click.Command:
     """Make the `nvrx-run` command of `body(resolved, script, script_args) -> exit code`.
 
-    Its docstring is the head of `--help`. Everything after the script belongs to the script. `--print-config` is
-    answered here; a missing script is an error before `body` is called.
+    Its docstring is the head of `--help`. Everything after the script belongs to the script. A missing script is an
+    error before `body` is called.
     """
 
-    def run(flags: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
-        resolved = resolve(flags, os.environ)
-        if resolved.config.launch.print_config:
-            click.echo(print_config(resolved))
-            return ExitCode.OK
+    def run(resolved: Resolved, _: object, script: str, args: tuple[str, ...]) -> int:
         if not script:
             raise click.UsageError(
                 "no training script was given; write it after the flags, as in nvrx-run train.py"

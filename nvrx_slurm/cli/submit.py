@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.options import SettingsCommand, print_config
-from nvrx_slurm.config.layers import SETTINGS, Config, resolve
+from nvrx_slurm.cli.options import SettingsCommand
+from nvrx_slurm.config.layers import SETTINGS, Config, Resolved
 from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
 from nvrx_slurm.core.chain import FINAL
@@ -53,12 +53,8 @@ _CANCELLED = 143
 _HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this command, not the job
 
 
-def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
-    resolved = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ)
+def _submit(resolved: Resolved, given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     config = resolved.config
-    if config.launch.print_config:
-        click.echo(print_config(resolved))
-        return ExitCode.OK
     wanted = resolve_submit(given, os.environ)
     wanted.check(config.launch, config.stop_before_end_s)
     wanted = _without_suspects(wanted, Path(config.launch.log_dir))

@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Any, NamedTuple
 
 from nvrx_slurm.config import kinds as k
@@ -68,29 +67,22 @@ def _nproc(raw: object) -> int | str:
 NPROC = Kind("N|gpu|cpu|auto", _nproc)
 
 
-class Std(IntFlag):
-    """Which of a worker's streams: torchrun's numbers."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = 3
-
-
 @dataclass(frozen=True)
 class Streams:
-    """`-r`/`-t` of torchrun: one choice for all workers, or one per local rank (the others: none)."""
+    """`-r`/`-t` of torchrun: one choice for all workers, or one per local rank (the others: none).
 
-    all_ranks: Std = Std.NONE
-    by_local_rank: tuple[tuple[int, Std], ...] = ()
+    The choices are torchrun's: 0 none, 1 stdout, 2 stderr, 3 both.
+    """
 
-    def of(self, local_rank: int) -> Std:
+    all_ranks: int = 0
+    by_local_rank: tuple[tuple[int, int], ...] = ()
+
+    def of(self, local_rank: int) -> int:
         """The streams chosen for one local rank."""
         return dict(self.by_local_rank).get(local_rank, self.all_ranks)
 
     def __str__(self) -> str:
-        pairs = ",".join(f"{rank}:{int(std)}" for rank, std in self.by_local_rank)
-        return pairs or str(int(self.all_ranks))
+        return ",".join(f"{rank}:{std}" for rank, std in self.by_local_rank) or str(self.all_ranks)
 
 
 def _streams(raw: object) -> Streams:
@@ -99,14 +91,14 @@ def _streams(raw: object) -> Streams:
         return raw
     text = str(raw).strip().removeprefix("=")  # click leaves it in "-t=3"
     if re.fullmatch("[0-3]", text):
-        return Streams(Std(int(text)))
-    ranks: dict[int, Std] = {}
+        return Streams(int(text))
+    ranks: dict[int, int] = {}
     for pair in text.rstrip(",").split(","):
         found = re.fullmatch(r"\s*(\d{1,4}):([0-3])\s*", pair)
         if found is None or int(found[1]) in ranks:
             raise ValueError(problem)
-        ranks[int(found[1])] = Std(int(found[2]))
-    return Streams(Std.NONE, tuple(sorted(ranks.items())))
+        ranks[int(found[1])] = int(found[2])
+    return Streams(0, tuple(sorted(ranks.items())))
 
 
 STREAMS = Kind("STREAMS", _streams, str)
@@ -144,16 +136,12 @@ def _user_signal(raw: object) -> signal.Signals:
 
 USER_SIGNAL = k.optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
 
-_LEVELS = {
-    name: getattr(logging, name)
-    for name in ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL")
-}
-_LEVELS["DBG"] = logging.DEBUG
-
 
 def _log_level(raw: object) -> int:
-    if isinstance(raw, str) and raw.strip().upper() in _LEVELS:
-        return int(_LEVELS[raw.strip().upper()])
+    word = raw.strip().upper() if isinstance(raw, str) else ""
+    known = logging.getLevelName("DEBUG" if word == "DBG" else word)
+    if isinstance(known, int):
+        return known
     try:
         return int(k.integer(0, 50).parse(raw))
     except ValueError:
@@ -165,7 +153,7 @@ def _log_level(raw: object) -> int:
 LOG_LEVEL = Kind(
     "LEVEL",
     _log_level,
-    lambda level: logging.getLevelName(level) if level in _LEVELS.values() else level,
+    lambda level: level if level % 10 else logging.getLevelName(level),
 )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.values import RendezvousConfig, Std, Streams
+from nvrx_slurm.config.values import RendezvousConfig, Streams
 
 pytestmark = pytest.mark.fast
 
@@ -32,7 +32,7 @@ TAKEN = [
     (v.NPROC, ["8", 8], 8),
     (v.NPROC, ["GPU", "gpu"], "gpu"),
     (v.STREAMS, [0, "0"], Streams()),
-    (v.STREAMS, ["12:3,", "12:3"], Streams(Std.NONE, ((12, Std.ALL),))),
+    (v.STREAMS, ["12:3,", "12:3"], Streams(0, ((12, 3),))),
     (v.RANKS, ["0,3", [0, 3]], (0, 3)),
     (v.SIGNAL, [9, "9", "SIGKILL", "sigkill", "KILL", signal.SIGKILL], signal.SIGKILL),
     (v.USER_SIGNAL, ["none", None], None),
@@ -101,8 +101,8 @@ def test_what_a_kind_refuses(kind, sentence, raws):
 def test_endpoints_and_streams():
     ends = {"h:1": ("h", 1), "h": ("h", 29400), "[::1]:5": ("::1", 5), "[::1]": ("::1", 29400), "h:0": ("h", 0)}
     assert {text: v.split_endpoint(text) for text in ends} == ends
-    assert v.STREAMS.parse("3").of(7) is Std.ALL
-    assert [v.STREAMS.parse("0:1,1:2").of(rank) for rank in (0, 1, 2)] == [Std.OUT, Std.ERR, Std.NONE]
+    assert v.STREAMS.parse("3").of(7) == 3
+    assert [v.STREAMS.parse("0:1,1:2").of(rank) for rank in (0, 1, 2)] == [1, 2, 0]
 
 
 KINDS = [k.BOOL, k.SECONDS, k.TIMEOUT, v.NNODES, v.NPROC, v.STREAMS, v.RANKS, v.SIGNAL, v.LOG_LEVEL, v.SECTION_TIMEOUTS]
