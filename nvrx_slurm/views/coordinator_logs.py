@@ -13,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.bounded_json import first_value
 from nvrx_slurm.system.foreign import names_in, opened, size_of
+from nvrx_slurm.types import Finding, RankFault
 
 _MOST_BYTES = 1 << 30  # at the end of a log
 _BLOCK_BYTES = 8 << 20  # read at once; more than the longest line
@@ -196,6 +198,16 @@ def first_fault(cycle: Cycle, restart: Mapping[str, Any]) -> dict[str, Any]:
         return dict(found)  # what else ranks report as one hangs is a consequence
     kind = "hang" if hung else "node-lost" if rank < 0 else ""
     return {"kind": kind, "host": "", "infra_rank": -1}
+
+
+def fault_of(told: Mapping[str, Any]) -> RankFault:
+    """The fault of an event, or of the first cause in a result.json, which has no types."""
+    made = {name: told[name] for name in RankFault.__struct_fields__ if name in told}
+    if finding := told.get("finding"):
+        made["finding"] = {
+            name: finding[name] for name in Finding.__struct_fields__ if name in finding
+        }  # others had more
+    return from_plain(made, RankFault)
 
 
 def counted_in(logs: list[CoordinatorLog]) -> dict[int, dict[str, Any]]:

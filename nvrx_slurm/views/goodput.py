@@ -223,7 +223,7 @@ def of_events(
     def filled(node: NodeTime) -> NodeTime:
         seconds = list(node.seconds)
         seconds[other] += max(0.0, wall_s - known.account.wall_s)
-        return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
+        return replace(node, seconds=tuple(seconds))
 
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
     restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}

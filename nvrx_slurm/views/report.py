@@ -5,7 +5,6 @@ The facts are those of `nvrx why`, `status` and `goodput`: result.json, or the e
 
 from __future__ import annotations
 
-import gc
 import re
 import time
 from collections import Counter, defaultdict
@@ -18,7 +17,6 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
 from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
@@ -36,11 +34,17 @@ from nvrx_slurm.types import (
     Finding,
     LineRole,
     RankEvidence,
-    RankFault,
     Remedy,
 )
 from nvrx_slurm.views import complete, timeline
-from nvrx_slurm.views.coordinator_logs import Cycle, counted_in, cycles_in, first_fault, logs_of
+from nvrx_slurm.views.coordinator_logs import (
+    Cycle,
+    counted_in,
+    cycles_in,
+    fault_of,
+    first_fault,
+    logs_of,
+)
 from nvrx_slurm.views.goodput import of_events
 from nvrx_slurm.views.html import IN_FULL, page
 from nvrx_slurm.views.log_tree import (
@@ -85,12 +89,8 @@ def report(place: Path, output: Path | None) -> None:
     place = place.absolute()
     name = f"{place.parent.name}_{place.name}" if RUN.fullmatch(place.name) else place.name
     output = output or Path(f"nvrx_report_{name}.html")
-    gc.disable()  # nothing becomes garbage; looking for some takes a sixth of the time
-    try:
-        with written_by_others(place):
-            text = page(facts_of(place), _CSS.read_text())
-    finally:
-        gc.enable()
+    with written_by_others(place):
+        text = page(facts_of(place), _CSS.read_text())
     try:
         write_atomic(output, text.encode("utf-8", "replace"))
     except OSError as error:
@@ -235,7 +235,7 @@ def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         end = {
             "cycle": cycle,
             "at_s": at_s,
-            "cause": headline(_fault(cause)),
+            "cause": headline(fault_of(cause)),
             "first": cause,
             "ends": True,
         }
@@ -265,7 +265,7 @@ def _incident(
     following = cycles.get(cycle + 1, _UNSEEN)
     first = first_fault(seen, one)
     known = bool(first["kind"])
-    fault = _fault({**first, "kind": first["kind"] or "exit"})
+    fault = fault_of({**first, "kind": first["kind"] or "exit"})
     hung = fault.kind is FaultKind.HANG
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
@@ -285,7 +285,6 @@ def _incident(
         lost_s(one),
         lost_steps(one),
         said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in said[-_MOST_SAID:]),
-        kind=fault.kind.value if known else "",
         rule=finding.rule,
         blame=f"{finding.blame.value} ({finding.confidence.value})"
         if fault.finding and finding.rule
@@ -298,16 +297,6 @@ def _incident(
         ends=bool(one.get("ends")),
         resumed=without_secrets(str(one.get("resumed") or "")),
     )
-
-
-def _fault(told: Mapping[str, Any]) -> RankFault:
-    """The fault of an event, or of the first cause in a result.json, which has no types."""
-    made = {name: told[name] for name in RankFault.__struct_fields__ if name in told}
-    if finding := told.get("finding"):
-        made["finding"] = {
-            name: finding[name] for name in Finding.__struct_fields__ if name in finding
-        }  # others had more
-    return from_plain(made, RankFault)
 
 
 def _waits(run: Path, cycle: int) -> Iterator[tuple[str, str]]:
@@ -343,7 +332,7 @@ def _sentence(run: Path, known: Mapping[str, Any], numbers: Mapping[str, Any]) -
     if "code" in known:
         how = "finished" if known["code"] == 0 else f"ended with code {known['code']}"
         why = (
-            f" First cause: {headline(_fault(known['first_cause']))}."
+            f" First cause: {headline(fault_of(known['first_cause']))}."
             if known.get("first_cause")
             else ""
         )

@@ -65,7 +65,6 @@ class Incident(Record):
     lost_s: float
     lost_steps: int | None
     said: tuple[tuple[float, str], ...] = ()  # by the coordinator: what it decided
-    kind: str = ""
     rule: str = ""
     blame: str = ""  # with its confidence
     lines: tuple[str, ...] = ()  # of its output, the last ones

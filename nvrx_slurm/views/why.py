@@ -22,9 +22,9 @@ from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.attribution.verdict import owners_of
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
-from nvrx_slurm.types import Blame, FaultKind, RankFault
+from nvrx_slurm.types import Blame, FaultKind
 from nvrx_slurm.views import complete
-from nvrx_slurm.views.coordinator_logs import SAID, logs_of
+from nvrx_slurm.views.coordinator_logs import SAID, fault_of, logs_of
 from nvrx_slurm.views.log_tree import began_s, result_of, title, written_by_others
 from nvrx_slurm.views.screen import clock, show
 
@@ -72,12 +72,13 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
         "lasted_s": float(result.get("duration_s") or 0.0),
     }
     story["ended_by"], story["summary"] = result.get("ended_by") or "", result.get("summary") or ""
+    same = ""
     if cause is not None:
-        same = _headline(cause)
+        same = headline(fault_of({**cause, "finding": None}))
         reason = reason.replace(same, "").strip(";: ")
         story |= _of_cause(cause, result.get("last_faults") or (), place)
     story["reason"] = reason
-    told = {"", story.get("what_happened"), _headline(cause) if cause is not None else ""}
+    told = {"", story.get("what_happened"), same}
     story["restarts"] = [
         {
             "time": one["time"],
@@ -97,15 +98,6 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
     }
     story["hangs"] = [str(report) for report in sorted(place.glob("cycle_*/hang.json"))]
     return story
-
-
-def _headline(cause: dict[str, Any]) -> str:
-    known = ("host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message")
-    return headline(
-        RankFault(
-            FaultKind(cause["kind"]), **{name: cause[name] for name in known if name in cause}
-        )
-    )
 
 
 def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]:
