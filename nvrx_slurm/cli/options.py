@@ -22,32 +22,26 @@ from nvrx_slurm.errors import ExitCode, NvrxError
 PROGRAM = "nvrx-run"
 # What --help shows; --help-all shows all.
 USUAL = {
-    *(
-        "nnodes",
-        "nproc_per_node",
-        "node_rank",
-        "standalone",
-        "module",
-        "spares",
-        "until_done",
-        "rdzv_endpoint",
-    ),
-    *(
-        "max_restarts",
-        "ft_warn_before_end",
-        "ft_checkpoint_iteration_file",
-        "ft_rank_heartbeat_timeout",
-    ),
-    *(
-        "ft_rank_section_timeouts",
-        "log_dir",
-        "redirects",
-        "tee",
-        "ft_cfg_path",
-        "ft_notify",
-        "print_config",
-        "dry_run",
-    ),
+    "nnodes",
+    "nproc_per_node",
+    "node_rank",
+    "standalone",
+    "module",
+    "spares",
+    "until_done",
+    "rdzv_endpoint",
+    "max_restarts",
+    "ft_warn_before_end",
+    "ft_checkpoint_iteration_file",
+    "ft_rank_heartbeat_timeout",
+    "ft_rank_section_timeouts",
+    "log_dir",
+    "redirects",
+    "tee",
+    "ft_cfg_path",
+    "ft_notify",
+    "print_config",
+    "dry_run",
 }
 _EVERY = "nvrx_slurm.help_all"  # in the context's meta
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text
+from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind
 from nvrx_slurm.config.settings import Section, ignored, maybe, setting
 from nvrx_slurm.errors import UsageError
 
@@ -22,14 +22,8 @@ _PORT = r":[1-9]\d{0,4}"
 
 def _url(pattern: str, form: str) -> Kind:
     """A URL of that form."""
-
-    def parse(raw: object) -> str:
-        text = as_text(raw, f"must be {form}").strip()
-        if not re.fullmatch(pattern, text, re.IGNORECASE):
-            raise ValueError(f"must be {form}, without a user name, ? and #")
-        return text.rstrip("/")
-
-    return Kind("URL", parse)
+    url = k.matching("URL", f"(?i:{pattern})", f"must be {form}, without a user name, ? and #")
+    return url._replace(parse=lambda raw: url.parse(raw).rstrip("/"))
 
 
 _SERVICE = _url(
@@ -56,14 +50,11 @@ URL = _url(
 )
 
 
-def _prom(raw: object) -> str:
-    path = str(k.ABSOLUTE_PATH.parse(raw))
-    if not path.endswith(".prom"):  # it would be ignored silently
-        raise ValueError("must end in .prom: node_exporter reads no other file")
-    return path
-
-
-_PROM = Kind("PATH", _prom)
+_PROM = k.matching(
+    "PATH",
+    r"/.*\.prom",
+    "must be an absolute path that ends in .prom: node_exporter reads no other file",
+)
 
 
 @dataclass

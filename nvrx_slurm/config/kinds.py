@@ -141,13 +141,6 @@ def as_text(raw: object, problem: str = "must be text on one line") -> str:
     return raw
 
 
-def _absolute(raw: object) -> str:
-    path = as_text(raw, "must be a path")
-    if not path.startswith("/"):
-        raise ValueError("must be an absolute path (starting with /)")
-    return path
-
-
 def list_of(one: Kind, what: str) -> Kind:
     """A tuple of values; also from text with commas."""
 
@@ -165,21 +158,24 @@ def list_of(one: Kind, what: str) -> Kind:
 
 
 def matching(metavar: str, pattern: str, problem: str) -> Kind:
-    """Text on one line, or a number, that is as the regular expression says. `problem`: "must be ..."."""
+    """Text of at most MAX_TEXT characters on one line, or a number, that is as the regular expression says. `problem`:
+    "must be ...".
+    """
 
     def parse(raw: object) -> str:
-        text = str(raw).strip()
+        text = str(raw)
         plain = isinstance(raw, (str, int)) and not isinstance(raw, bool)
-        if not plain or not text.isprintable() or not re.fullmatch(pattern, text, re.ASCII):
+        plain = plain and text.isprintable() and len(text) <= MAX_TEXT
+        if not plain or not re.fullmatch(pattern, text.strip(), re.ASCII):
             raise ValueError(problem)
-        return text
+        return text.strip()
 
     return Kind(metavar, parse)
 
 
 TEXT = Kind("TEXT", as_text)
 PATH = Kind("PATH", lambda raw: as_text(raw, "must be a path"))
-ABSOLUTE_PATH = Kind("PATH", _absolute)
+ABSOLUTE_PATH = matching("PATH", "/.*", "must be an absolute path (starting with /)")
 _PATHS = list_of(ABSOLUTE_PATH, "absolute paths")
 ABSOLUTE_PATHS = _PATHS._replace(parse=lambda raw: as_text(",".join(_PATHS.parse(raw))), show=str)
 ADDRESS = Kind("HOST", as_text)

@@ -154,13 +154,9 @@ def _known(run: Path) -> dict[str, Any]:
     causes = {fault["cycle"] for fault in result.get("faults") or ()}
     if result and all(one["cycle"] in causes for one in result.get("restarts") or ()):
         return result
-    told = _of_logs(run)
-    return told | result | {"faults": [*(result.get("faults") or ()), *told.get("faults", ())]}
-
-
-def _of_logs(run: Path) -> dict[str, Any]:
     logs = logs_of(run)
-    return of_events(logs, cycles_in(logs), counted_in(logs))
+    told = of_events(logs, cycles_in(logs), counted_in(logs))
+    return told | result | {"faults": [*(result.get("faults") or ()), *told.get("faults", ())]}
 
 
 def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:

@@ -25,22 +25,19 @@ _UNIT, _TOGETHER = (
 
 def page(job: ReportFacts, css: str) -> str:
     """The whole page. `css`: its style sheet."""
+    command = f'<p class="command">{safe(job.command, 500)}</p>' if job.command else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{safe(job.title)}</title>'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>{css}</style></head><body><main>'
         f'<p class="over">{safe(job.title)} · began {_clock(job.began_s)}</p>'
-        f"{_command(job)}<h1>{_UNIT.sub(_TOGETHER, safe(job.sentence, 600))}</h1>"
+        f"{command}<h1>{_UNIT.sub(_TOGETHER, safe(job.sentence, 600))}</h1>"
         f'<dl class="tiles">{"".join(_tiles(job))}</dl>'
         f"{''.join(_advice(job))}{''.join(_band(job))}{''.join(_time(job))}{''.join(_incidents(job))}{''.join(_steps(job))}"
         f"{''.join(_again(job))}<footer>{safe(job.source, 500)}. Clocks are UTC; +times count from the "
         "beginning of the job.</footer></main></body></html>\n"
     )
-
-
-def _command(job: ReportFacts) -> str:
-    return f'<p class="command">{safe(job.command, 500)}</p>' if job.command else ""
 
 
 def _advice(job: ReportFacts) -> Iterator[str]:
