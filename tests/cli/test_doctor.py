@@ -10,10 +10,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from toolbox import nvrx
 
 from nvrx_slurm.cli.doctor import OK, examine
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.policy import HookSettings
 from nvrx_slurm.slurm.api import connect
@@ -110,6 +109,10 @@ def test_what_is_wrong_is_told_with_what_to_do(installed, name, spoil, status, w
     assert line.status == status and words in f"{line.text} {line.advice}" and line.advice, line
 
 
+def by_name(done):
+    return {line["name"]: line for line in json.loads(done.stdout)}
+
+
 def test_several_prologs_and_patterns(installed):
     """prolog.d/*, and a link in it to ours."""
     folder = installed.root / "prolog.d"
@@ -126,20 +129,20 @@ def test_several_prologs_and_patterns(installed):
 def test_hooks_that_are_not_installed_do_not_fail_others_do(installed):
     installed.slurm["Prolog"] = "(null)"
     installed.write()
-    done = CliRunner().invoke(main, ["doctor", "--json"])
-    lines = {line["name"]: line for line in json.loads(done.stdout)}
+    done = nvrx("doctor", "--json")
+    lines = by_name(done)
     assert done.exit_code == 1 and set(lines["slurm"]) == {"part", "name", "status", "text", "advice"}
     assert (lines["prolog"]["part"], lines["prolog"]["status"]) == ("hooks", "fail")
     installed.slurm.update(dict.fromkeys(("Epilog", "HealthCheckProgram", "PrologFlags"), "(null)"))
     installed.write()
-    done = CliRunner().invoke(main, ["doctor"])
+    done = nvrx("doctor")
     job, hooks = done.stdout.split("\n\n")
     assert done.exit_code == 0 and "\nfail" not in done.stdout, done.stdout
     assert job.splitlines()[1].startswith("ok    slurm ") and len(hooks.splitlines()) == 3 and "not installed" in hooks
 
 
 def test_without_slurm_it_says_so_and_goes_on(installed):
-    done = CliRunner().invoke(main, ["doctor", "--hooks", str(installed.hooks)])
+    done = nvrx("doctor", "--hooks", installed.hooks)
     assert done.exit_code == 1 and done.stdout.splitlines()[1].startswith("fail  slurm ")
     assert "hook-files" in done.stdout and "Traceback" not in done.stdout
 
@@ -151,9 +154,9 @@ def test_a_pyslurm_that_does_not_load(installed, monkeypatch):
     (installed.root / "pyslurm" / "__init__.py").write_text("raise ImportError('libslurm.so.44 is missing')\n")
     monkeypatch.syspath_prepend(str(installed.root))
     monkeypatch.setenv("PYTHONPATH", f"{installed.root}:{REPO}")
-    line = {one["name"]: one for one in json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)}["slurm-api"]
+    line = by_name(nvrx("doctor", "--json"))["slurm-api"]
     assert line["status"] == OK and "command line" in line["text"] and "libslurm.so.44 is missing" in line["text"]
-    done = CliRunner().invoke(main, ["doctor", "--slurm-api=pyslurm"])
+    done = nvrx("doctor", "--slurm-api=pyslurm")
     assert done.exit_code == 2, done.output
     assert "libslurm.so.44 is missing" in done.stderr and "Traceback" not in done.stderr
 
@@ -176,8 +179,8 @@ def test_what_a_template_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("nvrx_slurm.core.preload.CANDIDATES", ("PIL", "regex"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
-    line = {one["name"]: one for one in json.loads(CliRunner().invoke(main, ["doctor", "--warm", "--json"]).stdout)}
-    assert line["warm-starts"]["status"] == "info" and "regex" in line["warm-starts"]["text"]
+    line = by_name(nvrx("doctor", "--warm", "--json"))["warm-starts"]
+    assert line["status"] == "info" and "regex" in line["text"]
 
 
 def test_a_small_environment_without_torch_and_grpc(tmp_path):
@@ -186,7 +189,7 @@ def test_a_small_environment_without_torch_and_grpc(tmp_path):
     (site,) = tmp_path.glob("venv/lib/python3*/site-packages")
     (site / "ours.pth").write_text(f"{REPO}\n")
 
-    def nvrx(*words):
+    def there(*words):
         command = [tmp_path / "venv/bin/python", "-m", "nvrx_slurm.cli.toolbox", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
@@ -196,17 +199,17 @@ def test_a_small_environment_without_torch_and_grpc(tmp_path):
         for name in names:
             (site / name).symlink_to(Path(importlib.import_module(name).__path__[0]))
 
-    assert "pip install click" in nvrx("doctor").stderr
+    assert "pip install click" in there("doctor").stderr
     install("click", "yaml")
-    assert "needs the Python module msgspec" in nvrx("--help").stdout and nvrx("list").returncode == 2
-    assert {row["name"] for row in json.loads(nvrx("doctor", "--json").stdout)} >= {"slurm", "munge", "hooks"}
-    assert "expect:" in nvrx("health", "init").stdout
-    assert nvrx("health", "run").returncode in (0, 1)
-    serve = nvrx("health", "serve", "--config=x")
+    assert "needs the Python module msgspec" in there("--help").stdout and there("list").returncode == 2
+    assert {row["name"] for row in json.loads(there("doctor", "--json").stdout)} >= {"slurm", "munge", "hooks"}
+    assert "expect:" in there("health", "init").stdout
+    assert there("health", "run").returncode in (0, 1)
+    serve = there("health", "serve", "--config=x")
     assert serve.returncode == 2 and "nvrx_slurm[node-service]" in serve.stderr
     page = (REPO / "docs/how-to/run-a-cluster.md").read_text()
     assert "pip install click msgspec pyyaml\n" in page
     install("msgspec")
     (row,) = re.findall(r"^\| login node.* \| click, msgspec, pyyaml: `nvrx (.*) \|$", page, re.MULTILINE)
     for command in re.findall(r"\w+", row):
-        assert nvrx(command, "--help").returncode == 0
+        assert there(command, "--help").returncode == 0

@@ -3,9 +3,8 @@
 import os
 
 import pytest
-from click.testing import CliRunner
+from toolbox import nvrx
 
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.logs.merged import Batch, MergedFile
 
 pytestmark = pytest.mark.fast
@@ -14,12 +13,8 @@ pytestmark = pytest.mark.fast
 HOSTILE = b"\x1b]0;owned\x07 \x1b[2J \xc2\x9b31m \x7f \r \xe2\x80\xae"
 
 
-def logs(*words):
-    return CliRunner().invoke(main, ["logs", *map(str, words)])
-
-
 def lines(*words):
-    result = logs(*words)
+    result = nvrx("logs", *words)
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
 
@@ -72,11 +67,11 @@ def test_filters(run):
 
 def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path):
     path = write(tmp_path / "r0", 0, [(0, "out", HOSTILE + b"\n", 1)])
-    shown = logs(path)
+    shown = nvrx("logs", path)
     assert shown.exit_code == 0
     assert all(char.isprintable() or char == "\n" for char in shown.output) and r"\x1b[2J" in shown.output
     assert r"\x9b31m" in shown.output and r"\u202e" in shown.output
-    assert HOSTILE in logs(path, "--raw").stdout_bytes
+    assert HOSTILE in nvrx("logs", path, "--raw").stdout_bytes
 
 
 @pytest.mark.parametrize(
@@ -91,7 +86,7 @@ def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path)
     ],
 )
 def test_bad_input(run, words, tokens):
-    result = logs(*(word.replace("RUN", str(run)) for word in words))
+    result = nvrx("logs", *(word.replace("RUN", str(run)) for word in words))
     assert result.exit_code == 2 and all(token in result.output for token in tokens), result.output
 
 

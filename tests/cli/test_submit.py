@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from toolbox import nvrx
 
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.node.output import strikes
 
 pytestmark = pytest.mark.fast
@@ -22,12 +21,8 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def submit(*words, env=None):
-    return CliRunner().invoke(main, ["submit", *words], env=env)
-
-
-def rendered(*words, env=None):
-    done = submit("--dry-run", *words, "train.py", env=env)
+def rendered(*words, **env):
+    done = nvrx("submit", "--dry-run", *words, "train.py", **env)
     assert done.exit_code == 0, done.output
     assert subprocess.run(["bash", "-n"], input=done.output, text=True).returncode == 0
     return done.output.splitlines()
@@ -41,10 +36,10 @@ def test_flags_of_nvrx_run_are_handed_on_and_counted(here):
 
 
 def test_print_config_and_dry_run_mean_this_command(here):
-    done = submit("--print-config", "--spares", "1", "train.py")
+    done = nvrx("submit", "--print-config", "--spares", "1", "train.py")
     assert done.exit_code == 0 and re.search(r"^spares +1 +--spares$", done.output, re.MULTILINE)
     assert not list(here.glob("nvrx_logs"))  # nothing was submitted
-    assert "Print the sbatch script and exit." in submit("--help").output
+    assert "Print the sbatch script and exit." in nvrx("submit", "--help").output
 
 
 def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here):
@@ -56,16 +51,16 @@ def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here):
     with (logs / "strikes.jsonl").open("a") as file:
         file.write('{"time": 1e9, "host": "n1"}\n{"time": "\n[]\n')  # old, torn, no strike
     assert strikes.suspects(logs) == {"n2": 4, "n3": 3}
-    assert "n2 (4), n3 (3); leave them out: --avoid-strikes" in submit("--dry-run", "train.py").stderr
-    assert not [line for line in submit("--dry-run", "train.py").stdout.splitlines() if "--exclude" in line]
+    assert "n2 (4), n3 (3); leave them out: --avoid-strikes" in nvrx("submit", "--dry-run", "train.py").stderr
+    assert not [line for line in nvrx("submit", "--dry-run", "train.py").stdout.splitlines() if "--exclude" in line]
     assert (
         "#SBATCH --exclude=n9,n2,n3"
-        in submit("--dry-run", "--avoid-strikes", "--sbatch-arg=--exclude=n9", "train.py").stdout
+        in nvrx("submit", "--dry-run", "--avoid-strikes", "--sbatch-arg=--exclude=n9", "train.py").stdout
     )
 
 
 def test_variables_and_the_warning_signal(here):
-    lines = rendered("--ft-warning-signal", "SIGUSR2", env={"NVRX_SUBMIT_PARTITION": "gpu", "NVRX_SPARES": "2"})
+    lines = rendered("--ft-warning-signal", "SIGUSR2", NVRX_SUBMIT_PARTITION="gpu", NVRX_SPARES="2")
     assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=3", "#SBATCH --signal=USR2@120"} <= set(lines)
     assert not [line for line in rendered("--ft-warning-signal", "none") if "--signal" in line]
 
@@ -74,7 +69,7 @@ def test_hostile_values_stay_one_word_each(here, monkeypatch):
     name = 'a b\'; touch pwned; $(touch pwned) "x" #'
     (here / name).touch()
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # no environment is activated: nvrx-run is the stub below
-    done = submit("--dry-run", f"--sbatch-arg=--comment={name}", "--container-image", name, name, name, "")
+    done = nvrx("submit", "--dry-run", f"--sbatch-arg=--comment={name}", "--container-image", name, name, name, "")
     (here / "nvrx-run").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > argv\n')
     (here / "nvrx-run").chmod(0o755)
     (here / "job").write_text(done.output)
@@ -109,7 +104,7 @@ def test_hostile_values_stay_one_word_each(here, monkeypatch):
     ],
 )
 def test_refuses_in_one_sentence(words, tokens):
-    done = submit(*words)
+    done = nvrx("submit", *words)
     assert done.exit_code == 2, done.output
     assert len(done.output.splitlines()) == 1 and all(token in done.output for token in tokens), done.output
     assert not Path("nvrx_logs").exists()

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from toolbox import nvrx, nvrx_json
 
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
 from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.types import Account, NodeTime, SectionTime
@@ -37,13 +36,11 @@ def write(log_dir, run, ended, **more):
 
 
 def goodput(log_dir, *words):
-    return CliRunner().invoke(main, ["goodput", *words], env={"PET_LOG_DIR": str(log_dir)})
+    return nvrx("goodput", *words, PET_LOG_DIR=str(log_dir))
 
 
 def found(log_dir, *words):
-    result = goodput(log_dir, *words, "--json")
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.output))
+    return nvrx_json("goodput", *words, "--json", PET_LOG_DIR=str(log_dir))
 
 
 def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path):

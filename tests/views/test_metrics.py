@@ -15,11 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from prometheus_client import parser
 from test_status import GOOD, INCIDENT
+from toolbox import nvrx
 
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.otel import OtlpTarget, otlp_target
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.figures import so_far
@@ -155,7 +154,7 @@ def test_what_is_shown(tmp_path):
     put(tmp_path / "a/5/r1")
     trees.scan()
     assert ("5", "r1") in trees.runs
-    text = CliRunner().invoke(main, ["metrics", "--log-dir", str(tmp_path / "b"), "--log-dir", str(tmp_path / "a")])
+    text = nvrx("metrics", "--log-dir", tmp_path / "b", "--log-dir", tmp_path / "a")
     told = text.stdout.splitlines()
     assert len({one.rpartition(" ")[0] for one in told}) == len(told)
     assert 'nvrx_cycle{job_id="1",run="r1"} 466.0' in told
@@ -209,7 +208,7 @@ def test_it_is_served_whatever_clients_and_file_systems_do(tmp_path):
 def test_a_bad_place_to_listen_is_one_sentence(words):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [f"--port={taken.getsockname()[1]}"] if words == ["taken"] else words
-        done = CliRunner().invoke(main, ["metrics", "serve", *words])
+        done = nvrx("metrics", "serve", *words)
     assert done.exit_code == 2 and "Traceback" not in done.output, done.output
 
 

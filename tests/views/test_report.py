@@ -14,11 +14,10 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from toolbox import nvrx, nvrx_json
 
 from nvrx_slurm import codec
 from nvrx_slurm import types as t
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.declared import plain
@@ -115,10 +114,6 @@ def write(run, nodes, cycles, causes=("boom",), filler=0):
     return run
 
 
-def report(run, *words):
-    return CliRunner().invoke(main, ["report", str(run), *words], catch_exceptions=False)
-
-
 class Page(HTMLParser):
     """What a page is made of. It refuses tags that are not closed in their order."""
 
@@ -176,7 +171,7 @@ def looked_at(path):
 
 def test_event_logs_alone_tell_it_all(tmp_path):
     run = write(tmp_path / "7/r0", 8, 5)
-    done = report(run, "-o", str(tmp_path / "a.html"))
+    done = nvrx("report", run, "-o", tmp_path / "a.html")
     assert (done.exit_code, done.output.strip()) == (0, str(tmp_path / "a.html"))
     page = looked_at(tmp_path / "a.html")
     assert (tmp_path / "a.html").stat().st_size < 150_000
@@ -204,7 +199,7 @@ def test_event_logs_alone_tell_it_all(tmp_path):
     assert facts.paces[1].step_s == pytest.approx((TRAINED + 100.0) / 190)
     by_cause = facts.summary["by_cause"]
     assert [(one["kind"], one["restarts"]) for one in by_cause] == [("exit gpu-ecc", 5)]
-    found = json.loads(CliRunner().invoke(main, ["goodput", str(run), "--json"]).output)
+    found = nvrx_json("goodput", run, "--json")
     assert found["by_cause"] == by_cause and "took over 1 time;" not in " ".join(found["advice"])
     assert "took over 2 times" in " ".join(found["advice"])
     assert facts.incidents[1].again == "forked" and "ranks of the next cycle" in page.shown
@@ -264,7 +259,7 @@ def test_a_result_comes_before_the_logs_and_is_enough(tmp_path):
     alone = facts_of(run)
     assert [one.lost_s for one in alone.incidents] == [one.lost_s for one in both.incidents]
     assert sum(one.took_s for one in alone.stretches) == pytest.approx(6000.0)
-    assert report(run, "-o", str(tmp_path / "a.html")).exit_code == 0
+    assert nvrx("report", run, "-o", tmp_path / "a.html").exit_code == 0
     looked_at(tmp_path / "a.html")
 
 
@@ -272,7 +267,7 @@ def test_what_ranks_print_is_text(tmp_path):
     letters, random_ = "<>&\"'=/!-[](){};:%\\ abc\n\r\t\x00\x1b\x7f\x9b\u202e\ud800é", random.Random(0)
     fuzz = tuple("".join(random_.choices(letters, k=60)) for _ in range(150))
     run = write(tmp_path / "r0", 8, len(EVIL) + len(fuzz), (*EVIL, *fuzz))
-    assert report(run, "-o", str(tmp_path / "a.html")).exit_code == 0
+    assert nvrx("report", run, "-o", tmp_path / "a.html").exit_code == 0
     page = looked_at(tmp_path / "a.html")
     assert "<script>alert(1)" in page.shown and "\\u202eevil" in page.shown and "12345678abcdef" not in page.shown
     assert (tmp_path / "a.html").stat().st_size < 2_000_000
@@ -292,7 +287,7 @@ def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path):
 
 def test_many_cells_are_one_image(tmp_path, monkeypatch):
     monkeypatch.setattr(svg, "_MOST_RECTANGLES", 100)
-    report(write(tmp_path / "r0", 60, 100), "-o", str(tmp_path / "a.html"))
+    nvrx("report", write(tmp_path / "r0", 60, 100), "-o", tmp_path / "a.html")
     page = looked_at(tmp_path / "a.html")
     light, dark = (value for tag, _, value in page.attributes if tag == "image" and value.startswith("data:"))
     assert page.tags["image"] == 2 and base64.b64decode(light.partition(",")[2]).startswith(b"\x89PNG\r\n")
@@ -365,6 +360,6 @@ def test_bad_input_gets_one_sentence(tmp_path, content, said):
     for name, text in {"r0/x": "", **{f"r0/{name}": text for name, text in content.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    done = report(tmp_path / "r0")
+    done = nvrx("report", tmp_path / "r0")
     assert done.exit_code == 2 and said in done.output
-    assert report(tmp_path / "r0/x").exit_code == report(tmp_path / "nowhere").exit_code == 2
+    assert nvrx("report", tmp_path / "r0/x").exit_code == nvrx("report", tmp_path / "nowhere").exit_code == 2

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from test_goodput import write
 from test_status import GOOD
+from toolbox import nvrx
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.words import unix_s, utc
@@ -55,9 +56,9 @@ def test_lines_fit_a_terminal_which_shows_colours(tmp_path, command):
     shown = on_terminal(words, PET_LOG_DIR=str(tmp_path))
     assert ANSI.search(shown) and max(len(ANSI.sub("", line)) for line in shown.split("\r\n")) <= 50, shown
     assert not ANSI.search(on_terminal(words, PET_LOG_DIR=str(tmp_path), NO_COLOR="1"))
-    in_pipe = CliRunner(env={**ENV, "PET_LOG_DIR": str(tmp_path)}).invoke(main, words).output
+    in_pipe = nvrx(*words, **ENV, PET_LOG_DIR=str(tmp_path)).output
     assert not ANSI.search(in_pipe) and max(map(len, in_pipe.splitlines())) > 50
-    forced = CliRunner(env={"PET_LOG_DIR": str(tmp_path), "FORCE_COLOR": "1"}).invoke(main, words).output
+    forced = nvrx(*words, PET_LOG_DIR=str(tmp_path), FORCE_COLOR="1").output
     first, plain = (re.sub(r"\d+ s\b", "", text.splitlines()[0]) for text in (forced, in_pipe))  # a second may be over
     assert ANSI.sub("", first) == plain != first
 

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from toolbox import nvrx
 
-from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.core.coordinator import status as core_status
 from nvrx_slurm.views import log_tree, status
@@ -77,16 +76,21 @@ CASES = {
 }  # fmt: skip
 
 
-def told(*words, **env):
-    return CliRunner(env=env).invoke(main, list(words), catch_exceptions=False)
+def put(run, **change):
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "status.json").write_text(json.dumps({**GOOD, **change}))
+
+
+def observed(run, **change):
+    put(run, **change)
+    return status.observe(run, NOW, ranks=True)
 
 
 @pytest.mark.parametrize(("change", "code", "parts"), CASES.values(), ids=CASES)
 def test_what_a_status_means(tmp_path, change, code, parts):
-    (tmp_path / "status.json").write_text(json.dumps({**GOOD, **change}))
-    seen = status.observe(tmp_path, NOW)
+    seen = observed(tmp_path, **change)
     assert seen.code == code, seen
-    assert "\x1b" not in told("status", str(tmp_path)).output
+    assert "\x1b" not in nvrx("status", tmp_path).output
     said = "\n".join((seen.head, seen.verdict, *seen.lines)).replace("\x1b", "\\x1b")
     assert [part for part in parts if part not in said] == [], said
 
@@ -94,13 +98,12 @@ def test_what_a_status_means(tmp_path, change, code, parts):
 @pytest.mark.parametrize("content", ["", "[]", "{", "3", '"x"', "null", '{"version": 1}', "[" * 10**5, "\x00\xff"])
 def test_a_damaged_status_is_one_sentence(tmp_path, content):
     (tmp_path / "status.json").write_text(content, encoding="latin-1")
-    done = told("status", str(tmp_path))
+    done = nvrx("status", tmp_path)
     assert done.exit_code == 1 and "cannot tell" in done.output and done.output.count("\n") == 2
 
 
 def test_ranks_have_the_age_of_their_sections(tmp_path):
-    (tmp_path / "status.json").write_text(json.dumps({**GOOD, **TRAINS}))
-    lines = status.observe(tmp_path, NOW, ranks=True).lines
+    lines = observed(tmp_path, **TRAINS).lines
     assert lines[-3:] == (
         "n1  ranks 0-7  busy  0 in step for 0.2 s",
         "n2  ranks 8-15  busy  13 in step for 22.0 s",
@@ -110,8 +113,7 @@ def test_ranks_have_the_age_of_their_sections(tmp_path):
 
 def test_each_node_has_how_it_starts_ranks(tmp_path):
     warmth = {"warmth": ["", "warm: torch", "cold: busy"], "warmth_of": [1, 0, 2]}
-    (tmp_path / "status.json").write_text(json.dumps({**GOOD, "ranks": {**GOOD["ranks"], **warmth}}))
-    lines = status.observe(tmp_path, NOW, ranks=True).lines
+    lines = observed(tmp_path, ranks={**GOOD["ranks"], **warmth}).lines
     starts = [line for line in lines if line.startswith("starts")]
     assert starts == ["starts      cold: busy (n3)", "starts      warm: torch (n1)"]
     assert lines[-3:] == ("n1  ranks 0-7  busy  warm: torch", "n2  ranks 8-15  busy", "n3  spare  cold: busy")
@@ -120,22 +122,21 @@ def test_each_node_has_how_it_starts_ranks(tmp_path):
 def test_what_is_not_there_cannot_be_told(tmp_path):
     (tmp_path / "r0").mkdir()
     os.mkfifo(tmp_path / "r0/status.json")  # reading it would never end
-    assert told("status", str(tmp_path / "r0")).exit_code == 1
-    assert told("status", str(tmp_path)).exit_code == told("status", str(tmp_path / "9")).exit_code == 1
+    assert nvrx("status", tmp_path / "r0").exit_code == 1
+    assert nvrx("status", tmp_path).exit_code == nvrx("status", tmp_path / "9").exit_code == 1
 
 
 def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path):
     for job, content in {"1/r0": {}, "2/r0": {"written": time.time()}, "2/r1": {"nodes": LOST}}.items():
-        (tmp_path / job).mkdir(parents=True)
-        (tmp_path / job / "status.json").write_text(json.dumps({**GOOD, "written": time.time(), **content}))
+        put(tmp_path / job, **{"written": time.time(), **content})
     result = {"code": 93, "reason": "r", "duration_s": 3}
     (tmp_path / "1/r0/result.json").write_text(json.dumps(result))
     env = {log_tree.LOG_DIR_ENV: str(tmp_path)}
-    assert [told("status", place, **env).exit_code for place in ("1", "2", "2/r0")] == [3, 2, 0]
-    rows = [json.loads(line) for line in told("list", "--json", **env).output.splitlines()]
+    assert [nvrx("status", place, **env).exit_code for place in ("1", "2", "2/r0")] == [3, 2, 0]
+    rows = [json.loads(line) for line in nvrx("list", "--json", **env).output.splitlines()]
     assert sorted((Path(row["run"]).name, row["code"]) for row in rows) == [("r0", 0), ("r0", 3), ("r1", 2)]
-    assert "no run" in told("list", "--log-dir", "/nonexistent").output
-    one = json.loads(told("status", "2", "--json", **env).output)
+    assert "no run" in nvrx("list", "--log-dir", "/nonexistent").output
+    one = json.loads(nvrx("status", "2", "--json", **env).output)
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
 
 
@@ -148,11 +149,10 @@ def test_a_list_is_a_table_that_fits_80_columns(tmp_path):
         "3/r0": {"checkpoint": None, "nodes": LOST}, "4/r0": {"job": None},
     }  # fmt: skip
     for job, content in runs.items():
-        (tmp_path / job).mkdir(parents=True)
-        (tmp_path / job / "status.json").write_text(json.dumps({**GOOD, "written": time.time(), **content}))
+        put(tmp_path / job, **{"written": time.time(), **content})
     (tmp_path / "1/r0/result.json").write_text(json.dumps(result))
     (tmp_path / "5/r0").mkdir(parents=True)
-    lines = told("list", **{log_tree.LOG_DIR_ENV: str(tmp_path)}).output.splitlines()
+    lines = nvrx("list", **{log_tree.LOG_DIR_ENV: str(tmp_path)}).output.splitlines()
     assert lines[0].split() == ["JOB", "NAME", "STATE", "START", "NODES", "STEP", "RESTARTS", "LOST"]
     rows = {line.split()[0]: line.split() for line in lines[1:] if line[0] != " "}
     assert rows["1"][1:4] == ["llama", "ended", "93"] and rows["1"][-4:] == ["18300", "1", "6.0", "s"]

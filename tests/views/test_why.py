@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-
-from nvrx_slurm.cli.toolbox import main
+from toolbox import nvrx, nvrx_json
 
 pytestmark = pytest.mark.fast
 
@@ -26,7 +24,7 @@ RESULT = {
 
 
 def told(place, code=0):
-    result = CliRunner().invoke(main, ["why", str(place)])
+    result = nvrx("why", place)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -60,7 +58,7 @@ def test_each_thing_is_told_once_and_json_has_all(tmp_path):
         "what to do: Report",
     ]
     assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
-    story = json.loads(CliRunner().invoke(main, ["why", "--json", str(tmp_path)]).output)
+    story = nvrx_json("why", "--json", tmp_path)
     found = [story[key] for key in ("what_happened", "class", "log_line", "what_to_do", "excluded_nodes")]
     assert found == [message, "gpu-memory-error", 42, "Report the node.", ["n3"]]
 
@@ -72,9 +70,9 @@ def test_the_run_that_is_meant(tmp_path, monkeypatch):
         (tmp_path / "nvrx_logs" / run / "result.json").write_text(json.dumps({"code": code, "reason": "-"}))
     (tmp_path / "nvrx_logs/latest").symlink_to("31/r1")
     for place in ("", "latest", "31", "31/r1", "nvrx_logs", "nvrx_logs/31/", "nvrx_logs/31/r1"):
-        said = CliRunner().invoke(main, ["why", place] if place else ["why"]).output
+        said = nvrx("why", *filter(None, [place])).output
         assert said.startswith("job 31 (nvrx_logs/31/r1): ended with code 2"), said
-        assert "nvrx_logs/31/r1 has no events" in CliRunner().invoke(main, ["replay", place or "31"]).output
+        assert "nvrx_logs/31/r1 has no events" in nvrx("replay", place or "31").output
     assert "32" in told(Path("32"), 2)
 
 
