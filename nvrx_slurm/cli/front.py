@@ -124,9 +124,9 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     prompts = passes_input_on(here, slurm.nnodes * slurm.launchers)
     console = Console("nvrx-run", refresh_s=REFRESH_S, prompts=prompts, began_s=began_s)
     try:
-        chain = None
-        if here.launch.until_done or here.launch.chain_links is not None:
-            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
+        links = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
+        is_one = here.launch.until_done or here.launch.chain_links is not None
+        chain = links if is_one else None
         wanted = run_dir(here)
         code = chain.begin(wanted.log_dir) if chain is not None else None
         if code is not None:
@@ -139,7 +139,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         outside = complete_result(here.control, slurm, directory, code, began_s, console.say)
         if outside is Outside.PREEMPTED and chain is None and here.control.requeues(slurm.job_id):
             # it has left after the notice: Slurm, which requeues it after the GraceTime, would find it failed
-            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
+            chain = links
         if outside is not None and not (chain is not None and chain.requeues):
             name = signal.Signals(code - 128).name
             requeues = chain is not None or outside is not Outside.PREEMPTED

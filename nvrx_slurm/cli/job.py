@@ -74,7 +74,8 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     if here.ft.per_cycle_applog_prefix or here.ft.cycle_info_dir:
         from nvrx_slurm.cli.job_logs import attribution_spec, check_writable, cycle_files, log_spec
 
-        logs, info = log_spec(here, shape), cycle_files(here, shape)
+        logs = log_spec(here, shape)
+        info = cycle_files(here, shape, logs)
         if logs is not None and hosts:
             check_writable(logs)
         attribution = attribution_spec(here, shape.run_dir, logs, hosts)

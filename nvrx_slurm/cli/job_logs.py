@@ -46,11 +46,10 @@ def log_spec(here: Here, shape: Layout) -> LogSpec | None:
     )
 
 
-def cycle_files(here: Here, shape: Layout) -> CycleFiles | None:
+def cycle_files(here: Here, shape: Layout, logs: LogSpec | None) -> CycleFiles | None:
     """None: none are wanted."""
     folder = here.ft.cycle_info_dir
     name = _job_name(here, shape)
-    logs = log_spec(here, shape)
     if folder is None:
         return None
     prefix = "" if logs is None else logs.prefix

@@ -78,14 +78,14 @@ class SettingsCommand(click.Command):
                 ["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)
             ),
             click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_help_all,
+            ),
         ]
-        every: dict[str, Any] = {
-            "is_flag": True,
-            "is_eager": True,
-            "expose_value": False,
-            "callback": _help_all,
-        }
-        params.append(click.Option(["--help-all"], **every))
         super().__init__(name, context, params=params, help=help)
         self.settings = settings
         self._run = run

@@ -157,7 +157,7 @@ LOG_LEVEL = Kind(
 )
 
 
-def pairs(raw: object, separator: str, problem: str) -> dict[str, object]:
+def pairs(raw: object, separator: str, problem: str) -> dict[str, Any]:
     """Mapping from a mapping or from "name<separator>value,..."; a name given twice is an error."""
     if isinstance(raw, Mapping):
         if not all(isinstance(name, str) and name for name in raw):
@@ -165,7 +165,7 @@ def pairs(raw: object, separator: str, problem: str) -> dict[str, object]:
         return dict(raw)
     if not isinstance(raw, str):
         raise ValueError(problem)
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for part in filter(None, (piece.strip() for piece in raw.split(","))):
         name, middle, value = (piece.strip() for piece in part.partition(separator))
         if not name or not middle or name in found:
@@ -271,10 +271,10 @@ PATTERN = Kind("REGEX", _pattern)
 # --- the rendezvous, in torchrun's grammar ----------------------------------------------------------------------------
 
 
-def split_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
+def split_endpoint(text: str) -> tuple[str, int]:
     """(host, port) of HOST[:PORT] or [IPV6]:PORT; port 0..65535. Raises ValueError("must be ...")."""
     found = re.fullmatch(r"(?:\[([^]\s/@]+)\]|([^][:\s/@]+))(?::(\d{0,5}))?", text.strip())
-    port = int(found[3] or default_port) if found else -1
+    port = int(found[3] or 29400) if found else -1
     if found is None or port > 65535:
         raise ValueError("must be HOST:PORT (an IPv6 address in brackets), for example node1:29400")
     return found[1] or found[2], port
@@ -348,9 +348,8 @@ def _rdzv_conf(raw: object) -> RendezvousConfig:
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     if "timeout" in given:  # with torchrun, users raise it for nodes that come late
-        given.setdefault("join_timeout", given["timeout"])
-    values: dict[str, Any] = {name: value for name, value in given.items() if name != "timeout"}
-    return RendezvousConfig(**values, ignored=ignored)
+        given.setdefault("join_timeout", given.pop("timeout"))
+    return RendezvousConfig(**given, ignored=ignored)
 
 
 RDZV_CONF = Kind("KEY=VALUE,...", _rdzv_conf, str)

@@ -85,8 +85,8 @@ class Trees:
                 except FileNotFoundError:
                     shown += latest == 0 and now - mtime / 1e9 < _SILENT_S  # it has just begun
                 except DAMAGE:
-                    unreadable = unreadable + 1
-                    shown = shown + 1
+                    unreadable += 1
+                    shown += 1
             if not shown:
                 self._over[str(job)] = mtime
         values = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}
@@ -123,19 +123,14 @@ def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
     if found["version"] > VERSION:
         raise ValueError("a later version")
     age_s = now - found["written"]
-    if (
-        found["state"] != "ended"
-        and age_s > _SILENT * found["interval_s"]
-        and (result := result_of(run))
-    ):
+    is_silent = age_s > _SILENT * found["interval_s"]
+    if found["state"] != "ended" and is_silent and (result := result_of(run)):
         # ended by Slurm, with all of its coordinators
         age_s = now - (run / "result.json").lstat().st_mtime
         found |= {"state": "ended", "end": {"code": int(result["code"])}}
     if found["state"] == "ended":
         return found if age_s < _ENDED_S else None
-    return (
-        found if age_s < _SILENT * found["interval_s"] or (latest and age_s < _SILENT_S) else None
-    )
+    return found if not is_silent or (latest and age_s < _SILENT_S) else None
 
 
 def _text(trees: Iterable[Trees]) -> bytes:
