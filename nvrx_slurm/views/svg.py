@@ -150,7 +150,13 @@ def _as_rectangles(
         for begin, end, colour in runs[number]:
             margin = 9 if colour == "away" else 2
             wide = (end - begin) * unit
-            yield _rect(_LABEL + begin * unit, y + margin, wide, _ROW - 2 * margin, colour)
+            yield _rect(
+                _LABEL + begin * unit,
+                y + margin,
+                wide,
+                _ROW - 2 * margin,
+                colour,
+            )
 
 
 def _name(row: NodeRow) -> str:
@@ -298,13 +304,7 @@ def waterfall(one: Incident) -> str:
 PHASES = {
     "recomputed": "work lost",
     "detect": "not noticed yet",
-    "stop": "stop",
-    "plan": "plan",
     "wait_nodes": "wait for nodes",
-    "start": "start",
-    "import": "import",
-    "init": "init",
-    "reload": "reload",
 }
 
 

@@ -169,12 +169,17 @@ def looked_at(path):
     return page
 
 
+def page_of(run, most_bytes=2_000_000):
+    path = run.parent / "a.html"
+    done = nvrx("report", run, "-o", path)
+    assert (done.exit_code, done.output.strip()) == (0, str(path))
+    assert path.stat().st_size < most_bytes
+    return looked_at(path)
+
+
 def test_event_logs_alone_tell_it_all(tmp_path):
     run = write(tmp_path / "7/r0", 8, 5)
-    done = nvrx("report", run, "-o", tmp_path / "a.html")
-    assert (done.exit_code, done.output.strip()) == (0, str(tmp_path / "a.html"))
-    page = looked_at(tmp_path / "a.html")
-    assert (tmp_path / "a.html").stat().st_size < 150_000
+    page = page_of(run, 150_000)
     for part in (
         "no result",
         "job 7",
@@ -259,18 +264,15 @@ def test_a_result_comes_before_the_logs_and_is_enough(tmp_path):
     alone = facts_of(run)
     assert [one.lost_s for one in alone.incidents] == [one.lost_s for one in both.incidents]
     assert sum(one.took_s for one in alone.stretches) == pytest.approx(6000.0)
-    assert nvrx("report", run, "-o", tmp_path / "a.html").exit_code == 0
-    looked_at(tmp_path / "a.html")
+    page_of(run)
 
 
 def test_what_ranks_print_is_text(tmp_path):
     letters, random_ = "<>&\"'=/!-[](){};:%\\ abc\n\r\t\x00\x1b\x7f\x9b\u202e\ud800é", random.Random(0)
     fuzz = tuple("".join(random_.choices(letters, k=60)) for _ in range(150))
     run = write(tmp_path / "r0", 8, len(EVIL) + len(fuzz), (*EVIL, *fuzz))
-    assert nvrx("report", run, "-o", tmp_path / "a.html").exit_code == 0
-    page = looked_at(tmp_path / "a.html")
+    page = page_of(run)
     assert "<script>alert(1)" in page.shown and "\\u202eevil" in page.shown and "12345678abcdef" not in page.shown
-    assert (tmp_path / "a.html").stat().st_size < 2_000_000
 
 
 def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path):
@@ -287,8 +289,7 @@ def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path):
 
 def test_many_cells_are_one_image(tmp_path, monkeypatch):
     monkeypatch.setattr(svg, "_MOST_RECTANGLES", 100)
-    nvrx("report", write(tmp_path / "r0", 60, 100), "-o", tmp_path / "a.html")
-    page = looked_at(tmp_path / "a.html")
+    page = page_of(write(tmp_path / "r0", 60, 100))
     light, dark = (value for tag, _, value in page.attributes if tag == "image" and value.startswith("data:"))
     assert page.tags["image"] == 2 and base64.b64decode(light.partition(",")[2]).startswith(b"\x89PNG\r\n")
     css = Path(svg.__file__).with_name("report.css").read_text()
