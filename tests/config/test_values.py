@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.config import kinds as k
@@ -114,6 +114,7 @@ JUNK = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(KINDS), JUNK)
 def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind, junk):
     try:
