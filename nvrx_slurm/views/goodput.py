@@ -182,12 +182,9 @@ _HEADS = ["job", "user", "wall", "ETTR", "share", "restarts", "lost", "most by"]
 _NUMBERS = ("wall", "ETTR", "share", "restarts", "lost")
 
 
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:.1f} %"
-
-
 def _row(job: str, found: dict[str, Any]) -> list[str]:
-    ratios = [_percent(found[name]) for name in ("job_ettr", "productive_share")]
+    known = (found[name] for name in ("job_ettr", "productive_share"))
+    ratios = ["-" if ratio is None else f"{100 * ratio:.1f} %" for ratio in known]
     most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
     wall = in_words(found["wall_s"])
     lost = in_words(found["lost_s"])

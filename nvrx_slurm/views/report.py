@@ -10,7 +10,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from nvrx_slurm.core.attribution.hang import place
 from nvrx_slurm.core.attribution.said import headline, what_to_do
 from nvrx_slurm.core.progress import pace
 from nvrx_slurm.core.redact import without_secrets
-from nvrx_slurm.core.words import in_words
+from nvrx_slurm.core.words import in_words, unix_s
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import document
 from nvrx_slurm.types import (
@@ -122,10 +121,9 @@ def facts_of(run: Path) -> ReportFacts:
     }
     plans = [*_plans(cycles, counted, keys)]
     wall_s = float(known["duration_s"])
-    began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
-    began_s = (
-        began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
-    )
+    began_s = unix_s(known["ended"]) - wall_s
+    if cycles[1:]:
+        began_s = float(cycles[-1].plan["history"]["began_s"])
     found = timeline.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown = [*known["restarts"], *_end_of(known)]
     seen = {cycle.number: cycle for cycle in cycles}
@@ -137,7 +135,7 @@ def facts_of(run: Path) -> ReportFacts:
         *(known.get("faults") or ()),
         *told.get("faults", ()),
     ]  # the first one of a cycle counts
-    lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
+    lost_at = {cycle: float(one["at_s"]) for cycle, one in restarts.items()}
     lost = {str(host) for host in known.get("lost_nodes") or ()}
     status = status_of(run)
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
@@ -149,8 +147,7 @@ def facts_of(run: Path) -> ReportFacts:
         numbers["node_seconds"] = lost_apart(numbers["node_seconds"], away_s)
     last = status.get("checkpoint") or {"iteration": -1}
     reached = {"cycle": max(found), "at_s": wall_s, "checkpoint": -1, **last}
-    known_ends = {int(one["cycle"]) for one in known["restarts"]}
-    ends = [*known["restarts"], *([] if max(found) in known_ends else [reached])]
+    ends = [*known["restarts"], *([] if max(found) in restarts else [reached])]
     job = f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
