@@ -7,55 +7,9 @@ from nvrx_slurm.core.attribution.raised import RAISED, failing_line
 from nvrx_slurm.types import FaultKind, Finding, RankFault
 
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
-_ENDS = (FaultKind.SIGNAL, FaultKind.EXIT)
 _CODE = "Correct the script or its data, where the exception was raised."
-_BY_KIND = {
-    FaultKind.HANG: (
-        "Look at hang.json of the cycle: who waits for whom, and where. A timeout may be too short."
-    ),
-    FaultKind.LOSS: (
-        "Look at its loss before: data, learning rate, precision, or a GPU that computes wrong."
-    ),
-    FaultKind.NODE_LOST: (
-        "Nothing: the job goes on with the other nodes or a spare."
-        " Report a node that is lost again."
-    ),
-    FaultKind.UNHEALTHY: "Report the node: its health check failed.",
-    FaultKind.UNKILLABLE: (
-        "Report the node: a process there does not end, as with a stuck driver or file system."
-    ),
-    FaultKind.INEXACT: (
-        "Export the variable in the batch script; then ranks are forked from the start."
-    ),
-    FaultKind.SPAWN: "Correct path and mode of the program, or the image.",
-    FaultKind.SIGNAL: "Look for what sent this signal, and at the last lines of its log.",
-    FaultKind.EXIT: "No rule knows its words: read its last lines, and those of the other ranks.",
-}
-# What a signal means for a program, where nothing else is known. A shell tells it as 128 + its number.
-_BY_SIGNAL_NUMBER = {
-    2: "It was interrupted (SIGINT): by a person or by the program that started it.",
-    3: "It was told to quit (SIGQUIT), mostly by a process of its own job.",
-    4: (
-        "An instruction that this processor does not have: use builds for it."
-        " On one node only: report that node."
-    ),
-    6: "The program ended itself (abort): its last lines and the stack above say why.",
-    7: (
-        "A page could not be read: look at /dev/shm, at full disks"
-        " and at the file system of a mapped file."
-    ),
-    8: ("Native code divided by zero, or the like: look at the core file or the stack above."),
-    9: "Look for what killed it: the out-of-memory killer (dmesg, sacct), or a person.",
-    11: ("Native code used memory that is not its own: look at the core file or the stack above."),
-    15: "It was asked to end from outside: scancel, preemption, a time limit, or a peer's failure.",
-    31: ("A system call is forbidden here: look at the seccomp profile of the container."),
-}
-_BY_CODE = {
-    255: (
-        "Code 255 says only that it failed (-1 in many programs, ssh and srun):"
-        " its last lines say more."
-    ),
-}
+with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as file:
+    _BY_END = dict(row.split(": ", 1) for row in file.read().splitlines() if row[0] != "#")
 
 
 def headline(fault: RankFault) -> str:
@@ -115,11 +69,10 @@ def what_to_do(fault: RankFault, of_site: bool = False) -> str:
 
 def _of_end(fault: RankFault) -> str:
     code = fault.exit_code
-    signal = -code if code < 0 else code - _BY_SIGNAL
-    of_end = _BY_SIGNAL_NUMBER.get(signal) or _BY_CODE.get(code)
-    if of_end and fault.kind in _ENDS:
-        return of_end
-    return _BY_KIND.get(fault.kind, "")
+    ends = [fault.kind.value]
+    if fault.kind in (FaultKind.SIGNAL, FaultKind.EXIT):
+        ends = [f"signal {-code}", f"signal {code - _BY_SIGNAL}", f"code {code}", *ends]
+    return next((_BY_END[end] for end in ends if end in _BY_END), "")
 
 
 def report(fault: RankFault) -> str:
