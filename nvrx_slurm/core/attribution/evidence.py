@@ -350,49 +350,40 @@ def _of_signature(
     head = line[:_LINE_CHARS]
     print_ = _fingerprint(fault, s.name, head)
     return Finding(
-        rule=s.name,
-        role=s.role,
-        blame=s.blame,
-        confidence=s.confidence,
-        remedy=s.remedy,
-        fingerprint=print_,
-        line=head,
-        rests_on=rests_on,
-        node=node,
+        s.name,
+        s.role,
+        s.blame,
+        s.confidence,
+        s.remedy,
+        print_,
+        head,
+        rests_on,
+        node,
     )
 
 
 def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
     """No rule knows what it printed: how it ended is all there is, with its last lines."""
     ended_by = _ended_by(fault)
+    known_by, rests_on = "", "exit"
+    blame, sure = Blame.UNKNOWN, Confidence.GUESS
     if _is_raised(fault):
         found = frames(fault.traceback)
         is_library = not found or found[0][1]
         carries = is_library and _CARRIES.match(fault.message)
-        is_sure = OF_CODE.match(fault.message) and not carries and not _is_cut(fault, True)
-        sure = Confidence.LIKELY if is_sure else Confidence.GUESS
-        return _unclear(fault, RAISED, fault.message, "text", Blame.USER, sure)
-    if ended_by == _SIGTERM:
+        if OF_CODE.match(fault.message) and not carries and not _is_cut(fault, True):
+            sure = Confidence.LIKELY
+        # equal failures are known by the exception's own words, and not by this rule
+        rule, line = RAISED, fault.message
+        rests_on, blame = "text", Blame.USER
+    elif ended_by == _SIGTERM:
         return of_rule(fault, _STOPPED, "", "exit")
-    rule = "native-crash" if ended_by in _NATIVE else ""
-    return _unclear(fault, rule, _said_last(texts), "exit", Blame.UNKNOWN, Confidence.GUESS)
-
-
-def _unclear(
-    fault: RankFault, rule: str, line: str, rests_on: str, blame: Blame, sure: Confidence
-) -> Finding:
-    """The same rule is none where equal failures are looked for: an exception is known by its own words."""
-    known_by = "" if rule == RAISED else rule
-    return Finding(
-        rule=rule,
-        role=LineRole.UNCLEAR,
-        blame=blame,
-        confidence=sure,
-        remedy=Remedy.RESTART,
-        fingerprint=_fingerprint(fault, known_by, fault.message),
-        line=line[:_LINE_CHARS],
-        rests_on=rests_on,
-    )
+    else:
+        rule = known_by = "native-crash" if ended_by in _NATIVE else ""
+        line = _said_last(texts)
+    print_ = _fingerprint(fault, known_by, fault.message)
+    head = line[:_LINE_CHARS]
+    return Finding(rule, LineRole.UNCLEAR, blame, sure, Remedy.RESTART, print_, head, rests_on)
 
 
 def _said_last(texts: Sequence[bytes]) -> str:

@@ -141,7 +141,8 @@ def judge(
     if echo or (is_bad_node and not f.rule):
         blame = Blame.NODE if is_bad_node else f.blame
         confidence = Confidence.GUESS
-    one_node, spawn = _may_lack(f.rule), cause.kind is FaultKind.SPAWN
+    rule, spawn = _signature(f.rule), cause.kind is FaultKind.SPAWN
+    one_node = rule is not None and rule.one_node
     lacks = spawn or (one_node and len(same) > 1)
     if lacks and nodes == 1 and job_nodes > 1:
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART
@@ -204,12 +205,6 @@ def owners_of(rule: str, blame: Blame) -> list[Blame]:
     found = _signature(rule)
     second = found.or_blame if found is not None and found.blame is blame else None
     return [blame, second] if second else [blame]
-
-
-def _may_lack(rule: str) -> bool:
-    """Whether a single node may lack what the rule is about."""
-    found = _signature(rule)
-    return found is not None and found.one_node
 
 
 def _signature(rule: str) -> Signature | None:
