@@ -5,6 +5,7 @@ Which iteration is loaded is the same on all ranks: the newest that each of them
 
 from __future__ import annotations
 
+import json
 import logging
 import mmap
 import os
@@ -13,9 +14,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint import tree
@@ -31,13 +29,13 @@ from nvrx_slurm.checkpoint.telling import Monitor
 from nvrx_slurm.core.checkpoint import loading
 from nvrx_slurm.core.checkpoint.loading import Found
 from nvrx_slurm.core.checkpoint.memory import GENERATIONS
+from nvrx_slurm.monitor import distributed
 from nvrx_slurm.records import Loaded
 
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
 _lock = threading.RLock()
 _RETRY_S = 60.0
 _MAPPED = GENERATIONS + 1  # one more, where copies take longer than a save
-_TOLD = 2 * GENERATIONS  # saves of a rank: with those that are being fetched
 _MESSAGE_CHARS = 300
 _LOADS = 16  # numbers of saves for each cycle: one after each load
 
@@ -129,8 +127,9 @@ def _of_this_process() -> _Keeper:
 
 def _place() -> tuple[int, int]:
     """Rank and number of ranks."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+    if distributed.is_initialized():
+        rank, others = distributed.place()
+        return rank, others + 1
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
@@ -192,7 +191,7 @@ def load(state: Any = None) -> tuple[Any, int] | None:
         said = [] if saves else [why]
         for save in saves:
             part, fill = _fetched(save, tree.ABSENT if state is None else state)
-            parts = [one for (one,) in _told_to_all([part])]
+            parts = _told_to_all(int(part))
             said.append(loading.outcome(save[1], parts))
             if min(parts) > 0:
                 assert fill is not None
@@ -237,11 +236,10 @@ def _held() -> tuple[list[m.Save], int]:
 def _common(own: tuple[list[m.Save], int]) -> tuple[list[m.Save], str, int]:
     """Saves that all ranks have, newest first, or why there are none; and the newest cycle that any rank has."""
     held, other = own
-    padded = (held + [loading.NONE] * _TOLD)[:_TOLD]
-    told = _told_to_all([other, *(number for save in padded for number in save)])
-    saves = [list(zip(one[1::2], one[2::2], strict=True)) for one in told]
-    newest = max(cycle for one in saves for cycle, _ in one)
-    return loading.common(saves), loading.nothing(saves, [one[0] for one in told]), newest
+    told = _told_to_all((held, other))
+    saves = [[(cycle, iteration) for cycle, iteration in one] for one, _ in told]
+    newest = max((cycle for one in saves for cycle, _ in one), default=-1)
+    return loading.common(saves), loading.nothing(saves, [one for _, one in told]), newest
 
 
 def _fetched(save: m.Save, state: Any) -> tuple[Found, Callable[[], Any] | None]:
@@ -260,18 +258,14 @@ def _fetched(save: m.Save, state: Any) -> tuple[Found, Callable[[], Any] | None]
         return part, None
 
 
-def _told_to_all(numbers: list[int]) -> list[list[int]]:
-    """The numbers of each rank. Raises CheckpointError where ranks cannot tell each other."""
+def _told_to_all(mine: A) -> list[A]:
+    """What each rank tells, as JSON has it. Raises CheckpointError where ranks cannot tell each other."""
     rank, world = _place()
     if world == 1:
-        return [numbers]
-    if not dist.is_available() or not dist.is_initialized():
+        return [mine]
+    if not distributed.is_initialized():
         raise CheckpointError(
             f"rank {rank} of {world} cannot tell which iteration the others have; call "
             "torch.distributed.init_process_group before checkpoint.load"
         )
-    device = "cpu" if "gloo" in dist.get_backend() or "mpi" in dist.get_backend() else "cuda"
-    mine = torch.tensor(numbers, dtype=torch.int64, device=device)
-    found = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(found, mine)
-    return [one.tolist() for one in found]
+    return [json.loads(one) for one in distributed.texts_of_all(json.dumps(mine))]

@@ -4,7 +4,7 @@ import pytest
 
 from nvrx_slurm.core.account.account import Marks, Role, account
 from nvrx_slurm.core.account.figures import lost_steps, to_json
-from nvrx_slurm.core.checkpoint.loading import DISK, NONE, NOTHING, Found, common, nothing, outcome, source
+from nvrx_slurm.core.checkpoint.loading import DISK, NOTHING, Found, common, nothing, outcome, source
 from nvrx_slurm.core.coordinator.status import status
 from nvrx_slurm.types import RestartRecord, SectionTime, Spent
 
@@ -34,10 +34,10 @@ def test_each_outcome_names_the_ranks(parts, words, where):
 @pytest.mark.parametrize(
     "held, others, word",
     [
-        ([[NONE], [NONE]], [0, 0], NOTHING),
-        ([[(0, 4)], [NONE]], [0, 0], "nothing of rank 1"),
+        ([[], []], [0, 0], NOTHING),
+        ([[(0, 4)], []], [0, 0], "nothing of rank 1"),
         ([[(0, 4)], [(0, 3)]], [0, 0], "no iteration"),
-        ([[NONE], [NONE]], [0, 4], "of 4 ranks, not of 2"),
+        ([[], []], [0, 4], "of 4 ranks, not of 2"),
     ],
 )
 def test_why_there_is_no_save_in_common(held, others, word):
@@ -45,7 +45,12 @@ def test_why_there_is_no_save_in_common(held, others, word):
 
 
 def test_what_all_have_newest_first():
-    assert common([[(0, 4), (0, 3), NONE], [(0, 3), (0, 4), NONE]]) == [(0, 4), (0, 3)]
+    one, two, three, again = (0, 1), (0, 2), (0, 3), (1, 2)
+    assert common([[three, two], [two, three]]) == [three, two]
+    assert common([[three, two], [two, one]]) == [two]
+    assert common([[three, again], [three, again]]) == [again, three]
+    assert common([[two], [again]]) == []  # the same iteration, done again
+    assert common([[three, two], []]) == []
 
 
 def of_node(*sections, **marks):

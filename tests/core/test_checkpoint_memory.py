@@ -75,14 +75,6 @@ def test_the_newest_whole_state_is_never_lost(steps):
         assert len(set(rank.memories)) == len(rank.memories) <= GENERATIONS
 
 
-def test_common_iterations():
-    one, two, three, again = (0, 1), (0, 2), (0, 3), (1, 2)
-    assert memory.newest_common([[three, two], [two, one]]) == [two]
-    assert memory.newest_common([[three, again], [three, again]]) == [again, three]
-    assert memory.newest_common([[two], [again]]) == []  # the same iteration, done again
-    assert memory.newest_common([[three, two], []]) == []
-
-
 GB = 1 << 30
 
 

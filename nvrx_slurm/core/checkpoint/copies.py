@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.core.checkpoint.memory import GENERATIONS
-from nvrx_slurm.types import InMemory, Kept, MemoryPlan, Node, Wanted
+from nvrx_slurm.types import InMemory, MemoryPlan, Node, Wanted
 
 Save = tuple[int, int]  # cycle and iteration: an iteration that is done again is another save
 _MOST_ORDERS = 8  # of a node
@@ -56,17 +56,6 @@ def _ranks_of(nodes: Sequence[Node]) -> dict[str, range]:
     return found
 
 
-def _holders(held: Mapping[str, InMemory], fits: Callable[[Kept], bool]) -> dict[Save, Any]:
-    """The nodes that have a rank's part of a save, by save and rank."""
-    found: dict[Save, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for node_id, one in held.items():
-        for kept in one.kept:
-            if fits(kept):
-                save = (kept.cycle, kept.iteration)
-                found[save][kept.rank].append(node_id)
-    return found
-
-
 class Resumption:
     """What a cycle on these nodes, in the order of their group ranks, can load from memory.
 
@@ -81,12 +70,14 @@ class Resumption:
         self._ranks = _ranks_of(active)
         world = sum(node.nproc for node in active)
 
-        def fits(kept: Kept) -> bool:
-            is_of_job = kept.world == world and 0 <= kept.rank < world
-            is_old = before < 0 or kept.iteration < before
-            return is_of_job and is_old
-
-        self._found = found = _holders(held, fits)
+        # the nodes that have a rank's part of a save, by save and rank
+        self._found: dict[Save, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        found = self._found
+        for node_id, one in held.items():
+            for kept in one.kept:
+                is_of_job = kept.world == world and 0 <= kept.rank < world
+                if is_of_job and (before < 0 or kept.iteration < before):
+                    found[kept.cycle, kept.iteration][kept.rank].append(node_id)
         whole = [save for save, holders in found.items() if len(holders) == world]
         whole.sort(reverse=True)
         self.saves: list[Save] = whole[:GENERATIONS]  # newest first

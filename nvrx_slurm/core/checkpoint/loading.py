@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from nvrx_slurm.core.checkpoint.copies import listed
-from nvrx_slurm.core.checkpoint.memory import newest_common
 
 Save = tuple[int, int]  # cycle and iteration
-NONE: Save = (-1, -1)
 DISK = "disk"  # where a state comes from
 NOTHING = "nothing is in memory"
 
@@ -27,15 +25,15 @@ _WRONG = {Found.LOST: "is not whole on", Found.MISFIT: "does not fit on"}
 
 
 def common(held: Sequence[Sequence[Save]]) -> list[Save]:
-    """What all ranks hold, newest first. `held`: of each rank, filled up with NONE."""
-    return [save for save in newest_common([*map(list, held)]) if save != NONE]
+    """The saves that all ranks hold, newest first. `held`: of each rank."""
+    return sorted(set(held[0]).intersection(*held[1:]), reverse=True)
 
 
 def nothing(held: Sequence[Sequence[Save]], others: Sequence[int]) -> str:
     """Why ranks have no save in common. `others`: of how many ranks a state is that a rank has; 0 = of as many."""
     if any(others):
         return f"a state in memory is of {max(others)} ranks, not of {len(others)}"
-    lacking = [rank for rank, saves in enumerate(held) if set(saves) == {NONE}]
+    lacking = [rank for rank, saves in enumerate(held) if not saves]
     if len(lacking) == len(held):
         return NOTHING
     if lacking:

@@ -85,12 +85,6 @@ class RankMemory:
         return next((one for one in self.held if (one.world, one.save) == (world, save)), None)
 
 
-def newest_common(held: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """The saves that all ranks hold, newest first. `held`: of each rank."""
-    common = set(held[0]).intersection(*held[1:])
-    return sorted(common, reverse=True)
-
-
 @dataclass(frozen=True)
 class Room:
     """What memory there is, in bytes."""
