@@ -101,7 +101,7 @@ OUTPUT = 'iteration 10 loss 3\rstep 11\nTraceback (most recent call last):\n  Fi
 REPLY = {"choices": [{"message": {"content": '{"story": "s", "rule": "agree", "citations": []}'}}]}
 REPORT = '{"node":"n","when":"w","findings":[],"notes":[],"seconds":1}'
 READY = Ready(1, 2, 3)
-OFFER = keeping.Offer(0, 2, 0, 20, 64, 0, 64, 7, "10.0.0.1 4000")
+OFFER = keeping.Offer(0, 2, 0, 20, 64, 7, "10.0.0.1 4000")
 MESSAGE = FROM_AGENTS.encode(READY)
 METRICS = {**GOOD, "restarts": {"used": 1, "allowed": 2, "by_kind": {}}}
 # Name: the parser, its error, and samples. Of JSON as the readers of log trees take it, text, bytes, and files of YAML.

@@ -141,8 +141,6 @@ class Copies:
             what.cycle,
             what.iteration,
             memory.used,
-            memory.tree_at,
-            memory.tree_size,
             what.checksum,
             self._name,
         )
@@ -227,9 +225,7 @@ class Copies:
     def _begin(self, offer: m.Offer, wanted: bool) -> Memory | m.Accepted | m.NotKept:
         store = self._store
         rank = store.rank(offer.rank)
-        ends = offer.tree_at + offer.tree_size
-        is_inside = min(offer.tree_at, offer.tree_size) >= 0 and 0 < ends <= offer.size
-        if rank is None or not is_inside:
+        if rank is None or offer.size <= 0:
             return m.NotKept("it is no state of a rank")
         if not wanted and not rank.copied:
             return m.NotKept(f"rank {offer.rank} runs here")
@@ -245,8 +241,6 @@ class Copies:
         if memory is None:
             memory = Memory(rounded(offer.size))
         memory.used = offer.size
-        memory.tree_at = offer.tree_at
-        memory.tree_size = offer.tree_size
         store.moving.add(memory)
         return memory
 

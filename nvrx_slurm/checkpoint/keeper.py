@@ -246,14 +246,7 @@ class Keeper:
         written = rank.writing
         if written is None or written.memory is None:
             return self._drop(client)
-        memory = written.memory
-        end = request.tree_at + request.tree_size
-        if min(request.tree_at, request.tree_size) < 0 or end > memory.used:
-            return self._drop(client)
         rank.complete(written)
-        memory.used = end
-        memory.tree_at = request.tree_at
-        memory.tree_size = request.tree_size
         self._say(client, m.Accepted())
         self._check(joined.rank, written, partial(self._saved, joined.rank))
 
@@ -290,9 +283,7 @@ class Keeper:
 
         def answer(fits: bool) -> None:
             if fits:
-                return self._say(
-                    client, m.Saved(memory.tree_at, memory.tree_size, found.is_copy), memory
-                )
+                return self._say(client, m.Saved(memory.used, found.is_copy), memory)
             self._say(client, m.NotKept(f"{what} is damaged: its checksum differs"))
 
         self._check(joined.rank, found, answer)

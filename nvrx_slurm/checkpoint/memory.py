@@ -28,7 +28,7 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.size = size
         self.is_there = False  # allocated
-        self.used = self.tree_at = self.tree_size = 0
+        self.used = 0  # bytes of the save
 
     def allocate(self) -> None:
         """All of it: who writes into it never runs out of memory. It may take seconds. Raises OSError."""

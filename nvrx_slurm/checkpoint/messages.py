@@ -44,9 +44,6 @@ class AskSpace(Record):
 class SaveDone(Record):
     """All bytes of the save are in its memory."""
 
-    tree_at: Big  # where the description of the state is
-    tree_size: Big
-
 
 class AskHeld(Record):
     """Which iterations does the rank have?"""
@@ -83,9 +80,7 @@ class Offer(Record):
     world: Count
     cycle: Count
     iteration: Big
-    size: Big
-    tree_at: Big
-    tree_size: Big
+    size: Big  # bytes
     checksum: Big
     source: Name  # the keeper of the rank's node
 
@@ -108,8 +103,7 @@ class HeldSaves(Record):
 class Saved(Record):
     """The memory of a save whose checksum fits, with its descriptor."""
 
-    tree_at: Big
-    tree_size: Big
+    size: Big  # bytes
     is_copy: bool  # it came from another node
 
 

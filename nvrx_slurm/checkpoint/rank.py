@@ -171,7 +171,7 @@ def _copy(flat: tree.Flat, iteration: int) -> None:
     keeper.unmap_smaller(size)
     _, fd = link.ask(m.AskSpace(iteration, size), m.Space)
     flat.copy_to(keeper.map(fd))
-    link.ask(m.SaveDone(flat.size, len(flat.tree)), m.Accepted)
+    link.ask(m.SaveDone(), m.Accepted)
 
 
 def available() -> int | None:
@@ -250,7 +250,7 @@ def _fetched(save: m.Save, state: Any) -> tuple[Found, Callable[[], Any] | None]
         saved, fd = keeper.ask(m.AskSaved(save), m.Saved)
         mapped = keeper.map(fd)
         part = Found.MISFIT
-        root = tree.unpacked(mapped.pages[saved.tree_at : saved.tree_at + saved.tree_size])
+        root = tree.unpacked(mapped.pages, saved.size)
         fitting = tree.Fitting(root, state)
         return Found.COPY if saved.is_copy else Found.MEMORY, partial(fitting.fill, mapped.memory)
     except (CheckpointError, OSError) as error:

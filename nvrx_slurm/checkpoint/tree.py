@@ -16,6 +16,7 @@ from nvrx_slurm.declared import Big, Name, Path, Record
 from nvrx_slurm.errors import ProtocolError
 
 _ALIGNED_BYTES = 64
+_LENGTH_BYTES = 8  # that tell the length of the description: a save ends with them
 _MAX_DEPTH = 64
 _MAX_INT = 1 << 63
 ABSENT: Any = object()  # there is nothing to overwrite
@@ -100,18 +101,21 @@ def flatten(state: Any) -> Flat:
     flat = Flat()
     root = _saved(state, "state", flat, 0)
     try:
-        flat.tree = _wire.exact(SavedList((root,)))
+        tree = _wire.exact(SavedList((root,)))
     except UnicodeEncodeError:
         raise CheckpointError(
             "a text in state is not valid Unicode, which cannot be saved; save its bytes"
         ) from None
+    flat.tree = tree + len(tree).to_bytes(_LENGTH_BYTES, "big")
     return flat
 
 
-def unpacked(tree: bytes) -> Value:
-    """The description. Raises CheckpointError."""
+def unpacked(saved: mmap.mmap, size: int) -> Value:
+    """The description of a save, which has `size` bytes. Raises CheckpointError."""
+    end = size - _LENGTH_BYTES
+    length = int.from_bytes(saved[end:size], "big")
     try:
-        root: Value = _wire.decode(tree).items[0]
+        root: Value = _wire.decode(saved[end - length : end]).items[0]
         return root
     except (ProtocolError, IndexError) as error:
         raise CheckpointError(f"the description of the state is damaged: {error}") from None

@@ -32,7 +32,7 @@ for iteration, size in ((1, 50 << 20), (2, 50 << 20), (3, 50 << 20), (4, 200 << 
     with mmap.mmap(fd, 0) as memory:
         memory[:] = bytes(len(memory))
     os.close(fd)
-    one.ask(m.SaveDone(size, 0), m.Accepted)
+    one.ask(m.SaveDone(), m.Accepted)
 print(one.ask(m.AskHeld(), m.HeldSaves)[0].saves, oom_kills())
 """
 

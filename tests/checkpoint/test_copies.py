@@ -134,13 +134,13 @@ def save(one: Link, iteration: int, size: int = 3 * MB + 17) -> None:
     with mmap.mmap(fd, os.fstat(fd).st_size) as memory:
         memory[:size] = bytes([iteration]) * size
     os.close(fd)
-    one.ask(m.SaveDone(size - 8, 8), m.Accepted)
+    one.ask(m.SaveDone(), m.Accepted)
 
 
 def load(one: Link, iteration: int, cycle: int = 0) -> bytes:
     saved, fd = one.ask(m.AskSaved((cycle, iteration)), m.Saved)
     with open(fd, "rb") as file:
-        return file.read(saved.tree_at + saved.tree_size)
+        return file.read(saved.size)
 
 
 def test_a_copy_is_the_rank_where_that_moves(pair: tuple[Node, Node]) -> None:
@@ -254,7 +254,7 @@ def test_an_unknown_interface_is_said(make: Callable[..., Node]) -> None:
     assert answer.port == 0 and "--ft-checkpoint-interface nvrx9" in answer.why
 
 
-OFFER = m.Offer(0, WORLD, 0, 5, 64, 0, 64, 0, "me")
+OFFER = m.Offer(0, WORLD, 0, 5, 64, 0, "me")
 HOSTILE: dict[str, bytes] = {
     "nothing": b"",
     "random": secrets.token_bytes(3000),
@@ -307,7 +307,7 @@ def test_a_member_that_sends_nonsense_is_hung_up_on(pair: tuple[Node, Node], dat
     assert other.kept() == set()
 
 
-@pytest.mark.parametrize("change", [{"size": 0}, {"tree_at": 65}, {"rank": -1}, {"tree_size": -1}], ids=str)
+@pytest.mark.parametrize("change", [{"size": 0}, {"rank": -1}], ids=str)
 def test_an_offer_that_makes_no_sense_is_refused(pair: tuple[Node, Node], change: dict[str, int]) -> None:
     _, other = pair
     fields = {name: getattr(OFFER, name) for name in OFFER.__struct_fields__}
