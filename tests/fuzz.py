@@ -140,7 +140,7 @@ BYTES = {
     "log chunk": (wire.to_chunk, ProtocolError, wire.from_chunk(wire.Chunk(1, 0, 3, 9, b"a\n"))),
     "log index": (lambda data: Index.load(data, 10), _Never, STATE),
     "lines": (lambda data: lines.Lines(b"0: ").take(data, True), _Never, b"a\rb\xff\0\n"),
-    "printable": (printable.printable, _Never, b"\x1b[2J\xe2\x80\xae"),
+    "printable": (lambda data: printable.printable(data.decode("utf-8", "replace")), _Never, b"\x1b[2J\xe2\x80\xae"),
     "web": (web.json_object, web.Trouble, b'{"a": 1}'),
 }
 FILES = {

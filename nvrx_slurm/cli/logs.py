@@ -98,7 +98,8 @@ def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     try:
         for piece in found:
             if _wanted(piece, **only):
-                sys.stdout.buffer.write(piece.text if raw else printable(piece.text).encode())
+                shown = printable(piece.text.decode("utf-8", "replace")).encode()
+                sys.stdout.buffer.write(piece.text if raw else shown)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
@@ -133,11 +134,7 @@ def _launcher(run: Path, read: dict[str, int], began: list[float]) -> list[str]:
         read[name] = log.size
     began += [began_s(run, min(said)[0])] if said and not began else []
     told, now = sorted(said)[-most:] if most else sorted(said), time.time()
-    return [_printable(f"{clock(at, began[0], now)} nvrx-run: {text}") for at, text in told]
-
-
-def _printable(text: str) -> str:
-    return printable(text.encode("utf-8", "replace"))
+    return [printable(f"{clock(at, began[0], now)} nvrx-run: {text}") for at, text in told]
 
 
 def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
@@ -167,7 +164,7 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
             if follow:
                 result = result_of(run)
                 click.echo(
-                    _printable(f"ended with code {result.get('code')}: {result.get('reason')}"),
+                    printable(f"ended with code {result.get('code')}: {result.get('reason')}"),
                     err=True,
                 )
             return

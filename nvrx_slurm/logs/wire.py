@@ -13,6 +13,7 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
+from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.errors import ProtocolError
 
@@ -64,14 +65,8 @@ def content(frame: bytes) -> Any:
 
 def opened(frame: bytes) -> list[Opened]:
     """The sources of an OPEN frame."""
-    found = content(frame)
-    try:
-        return [
-            Opened(int(one[0]), int(one[1]), str(one[2]), int(one[3]))
-            for one in found[:MAX_SOURCES]
-        ]
-    except (TypeError, KeyError, ValueError, IndexError):
-        raise ProtocolError("it opens sources in another way") from None
+    found: list[Opened] = from_plain(content(frame), list[Opened])
+    return found[:MAX_SOURCES]
 
 
 def from_chunk(chunk: Chunk) -> bytes:

@@ -71,7 +71,7 @@ def columns(rows: Sequence[Sequence[str]], numbers: Collection[str]) -> list[str
 
 
 def _fitted(line: str, most: int, hang: int | None = None) -> str:
-    text = printable(line.encode("utf-8", "replace")).replace("\n", " ")
+    text = printable(line).replace("\n", " ")
     if not 0 < most < len(text):
         return text
     within = max(most, 2 * (hang or 0), 4)

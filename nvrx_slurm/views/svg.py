@@ -80,7 +80,7 @@ _TICKS = (
 
 def safe(text: object, most: int = 300) -> str:
     """At most `most` characters of any text, for the page: no character of it is markup or acts on the text around."""
-    told = printable(str(text)[: most + 1].encode("utf-8", "replace"))
+    told = printable(str(text)[: most + 1])
     return html.escape(told if len(told) <= most else told[: most - 1] + "…")
 
 

@@ -203,7 +203,7 @@ class Console:
     def _redraw(self, text: str) -> None:
         if text != self._drawn:
             width = shutil.get_terminal_size().columns
-            _write(2, b"\r\x1b[K" + printable(text.encode("utf-8", "replace"))[: width - 1].encode())
+            _write(2, b"\r\x1b[K" + printable(text)[: width - 1].encode())
             self._drawn = text
 
     def _mark(self, ready: set[int], everything: bool) -> None:
