@@ -14,19 +14,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint import orphan
+from nvrx_slurm.checkpoint.copies import Copies
 from nvrx_slurm.checkpoint.link import is_stranger
 from nvrx_slurm.checkpoint.memory import Memory, rounded
 from nvrx_slurm.checkpoint.store import Store
 from nvrx_slurm.checkpoint.work import Work
 from nvrx_slurm.core.checkpoint.memory import Generation, RankMemory
 from nvrx_slurm.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from nvrx_slurm.checkpoint.copies import Copies
 
 _MAX_CLIENTS = 256
 _THREADS = 4
@@ -55,7 +53,12 @@ class Keeper:
         self._lock = threading.RLock()  # of who decides
         self._work = Work(_THREADS, self._lock)
         self._store = Store(limit)
-        self._copies: Copies | None = None
+        self._copies = Copies(
+            self._store,
+            self._lock,
+            self._tell_agent,
+            self._check,
+        )
         self._agent: RankClient | None = None  # that gets sentences
         self._clients: set[RankClient] = set()
         self._owners: dict[int, RankClient] = {}  # by rank: the process that may save
@@ -177,16 +180,11 @@ class Keeper:
             return self._say(client, m.AllKept(self._store.kept()))
         if isinstance(request, m.Serve):
             return self._say(client, self._serve(client, request))
-        if self._copies is not None:
-            self._copies.follow(request)
+        self._copies.follow(request)
         self._say(client, m.Accepted())
 
     def _serve(self, client: RankClient, request: m.Serve) -> m.Serving:
-        from nvrx_slurm.checkpoint.copies import Copies  # TLS: only where there are copies
-
         self._agent = client
-        if self._copies is None:
-            self._copies = Copies(self._store, self._lock, self._tell_agent, self._check)
         before = self._copies.listener
         serving = self._copies.serve(request)
         listener = self._copies.listener
@@ -248,30 +246,20 @@ class Keeper:
             return self._drop(client)
         rank.complete(written)
         self._say(client, m.Accepted())
-        self._check(joined.rank, written, partial(self._saved, joined.rank))
-
-    def _saved(self, number: int, fits: bool) -> None:
-        if fits and self._copies is not None:
-            self._copies.offer(number)
+        self._check(joined.rank, written, lambda _: self._copies.offer(joined.rank))
 
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
         world = joined.world
         other = max((one.world for one in rank.held if one.world != world), default=0)
         saves = {one.save for one in rank.held if one.world == world}
-        if self._copies is not None:
-            for number, save in self._copies.pending:
-                if number == joined.rank:
-                    saves.add(save)
+        saves.update(save for number, save in self._copies.pending if number == joined.rank)
         newest_first = sorted(saves, reverse=True)
         self._say(client, m.HeldSaves(tuple(newest_first), other))
 
     def _ask_saved(self, client: RankClient, request: m.AskSaved) -> None:
         joined, rank = self._of(client)
-        waiting = None
-        if self._copies is not None:
-            this = (joined.rank, request.save)
-            waiting = self._copies.pending.get(this)
+        waiting = self._copies.pending.get((joined.rank, request.save))
         client.waits = True
         if waiting is not None:
             return waiting.append(partial(self._ask_saved, client, request))
