@@ -7,7 +7,7 @@ import pytest
 from nvrx_slurm.core.attribution.evidence import examine
 from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES
-from nvrx_slurm.core.attribution.verdict import judge
+from nvrx_slurm.core.attribution.verdict import judge, owners_of
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault
 
@@ -88,8 +88,10 @@ def test_a_step_that_slurm_cancels_after_a_kill_for_memory_is_no_cause():
     assert (alone.rule, alone.blame, alone.confidence) == ("slurm-step-cancelled", Blame.SLURM, GUESS)
 
 
-def test_a_rule_with_two_owners_is_a_guess_and_says_both():
+def test_a_rule_with_two_owners_is_a_guess_and_names_both():
     assert all(s.confidence is GUESS for s in SIGNATURES if s.or_blame)
     fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 1, 9, 1, "RuntimeError: No CUDA GPUs are available")
     fault = replace(fault, finding=examine(fault, fault.message.encode()))
-    assert judge([fault], 4).sentence.startswith("node n1 or the script or its settings is to blame (guess)")
+    verdict = judge([fault], 4)
+    assert verdict.sentence.startswith("node n1 is to blame (guess)")
+    assert owners_of(verdict.rule, verdict.blame) == [Blame.NODE, Blame.USER]

@@ -6,21 +6,15 @@ A rule about a number or a reason asks for the field, and not for words near it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 
 _LINE_CHARS = 2048
 
 
-def _parsers(table: str) -> Iterator[re.Pattern[str]]:
-    for row in table.splitlines():
-        if row and not row.startswith("#"):
-            _, _, pattern = row.partition(": ")
-            yield re.compile(pattern, re.IGNORECASE)
-
-
 with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as file:
-    PARSERS = tuple(_parsers(file.read()))
+    rows = (row.partition(": ") for row in file.read().splitlines() if row[0] != "#")
+    PARSERS = tuple(re.compile(pattern, re.IGNORECASE) for _, _, pattern in rows)
 
 
 @lru_cache(64)  # several rules ask for those of one line

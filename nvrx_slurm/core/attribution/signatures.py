@@ -57,11 +57,8 @@ def _signatures(table: str) -> Iterator[Signature]:
                 *kind,
                 advice[topic],
                 pattern.strip(),
-                one_node="one-node" in flags,
-                printed="printed" in flags,
-                is_field="field" in flags,
-                kills="kills" in flags,
                 or_blame=second[0] if second else None,
+                **dict.fromkeys(flags, True),
             )
 
 

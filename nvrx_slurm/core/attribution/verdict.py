@@ -65,9 +65,8 @@ class JudgedCause(NamedTuple):
         # a line may tell of another node than the one that prints it
         node = in_words(_finding(self.cause).node or self.cause.host)
         who = {Blame.NODE: node, Blame.USER: "the script or its settings"}
+        to_blame = f"{who.get(self.blame, self.blame.value)} is to blame"
         spread = f", on {self.ranks} ranks of {self.nodes} nodes" if self.ranks > 1 else ""
-        owners = [who.get(one, one.value) for one in owners_of(self.rule, self.blame)]
-        to_blame = f"{' or '.join(owners)} is to blame"
         return f"{to_blame} ({self.confidence.value}): {self.rule}{spread}"
 
 
