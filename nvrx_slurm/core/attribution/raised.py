@@ -24,15 +24,12 @@ _LOG_LINE = re.compile(
     r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)"
 )
 _OTHER = re.compile(r"(?!nccl)(?:\w+\.)*\w+(?:Error|Exception|Warning): ")
-# A line that is an exception's, behind what may stand before each line.
-_NAMED = re.compile(
-    r"^(?:\S{1,80}[ :])?((?:\w+\.)*\w+(?:Error|Exception)(?::|: .*)?)$", re.MULTILINE
-)
 # Exceptions that a script raises by itself; others may be raised because of something else.
 OF_CODE = re.compile(
     r"(?:Key|Value|Type|Index|Name|Attribute|Assertion|ZeroDivision|UnboundLocal|NotImplemented|Lookup|Unicode\w+)Error"
 )
-_FRAME_LINES, _DETAIL_LINES, _PREFIX_CHARS = 600, 16, 200
+_FRAME_LINES, _DETAIL_LINES = 600, 16
+_PREFIX_CHARS = 200
 # Exceptions that only tell of another one, which is printed before them.
 WRAPPERS = re.compile(
     r"\bChildFailedError|\bProcessRaisedException|\bProcessExitedException|[Ss]ee (?:root cause|stack trace)|"
@@ -82,12 +79,6 @@ def raised_in(text: str) -> RaisedException | None:
             return one
         wrapper = wrapper or one
     return wrapper
-
-
-def named_in(text: str) -> str:
-    """The last line that is an exception's, without its frames; "" = none."""
-    found = _NAMED.findall(text)
-    return found[-1] if found else ""
 
 
 def _lines(text: str) -> tuple[list[str], int]:

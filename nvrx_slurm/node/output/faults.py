@@ -174,7 +174,7 @@ def _says_something(text: bytes) -> bool:
 
 
 def _explained(fault: RankFault, error_file: Path, stderr: bytes) -> RankFault:
-    from nvrx_slurm.core.attribution.raised import clean, named_in, raised_in  # not at the start either
+    from nvrx_slurm.core.attribution.raised import clean, raised_in  # not at the start either
 
     message, traceback = _read_error_file(error_file)
     exited = fault.kind is FaultKind.EXIT
@@ -191,7 +191,7 @@ def _explained(fault: RankFault, error_file: Path, stderr: bytes) -> RankFault:
         traceback = traceback or _stacks_in(end[-_TAIL_BYTES:], exited)
     if exited and traceback and not message:
         last = traceback.rstrip().splitlines()[-1]
-        message = named_in(end) or (_NOT_READ if _INDENT in last else last)
+        message = _NOT_READ if _INDENT in last else last
     is_dump = fault.kind is FaultKind.HANG and traceback.startswith(_FATAL)
     if is_dump:  # the monitor made the rank print its stacks: only these are of interest
         stacks = traceback.partition("\n\n")[2]
