@@ -161,7 +161,7 @@ wait = Launcher.wait
 async def timed(self, forked=True):
     began_s = self._loop.time()
     took_s = await wait(self, forked)
-    imports_s = max(template.imports_s for template in self._templates.values())
+    imports_s = max(template.imports_s for template in self._templates)
     print(f"waited {self._loop.time() - began_s:.6f} imports {imports_s:.6f}", flush=True)
     return took_s
 Launcher.wait = timed
@@ -445,7 +445,7 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path, monkeypatch):
         told = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
         one = launcher.Launcher(spec, 1, tmp_path, launcher.LauncherHooks(print))
-        monkeypatch.setattr(one, "_read", lambda *of: {}["defect"])
+        monkeypatch.setattr(launcher, "_loaded_by", lambda pid: {}["defect"])
         one._prepare(one._prepare_next(WarmSpec(None), os.getpid()))
         assert isinstance(await asyncio.wait_for(told, WAIT_S), KeyError)
         await one.close()

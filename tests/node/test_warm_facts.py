@@ -28,11 +28,10 @@ from nvrx_slurm.node.workers.launcher import Launcher
 tell = Launcher._tell_warmth
 def told(self):
     tell(self)
-    templates = [*self._templates.values()]
     wanted = [*self._learned.modules()]
-    for one in templates:
+    for one in self._templates:
         if not one.is_busy and not one._more and all(module in wanted for module in one.modules):
-            has_all = all(self._has_standby(rank) for rank in range(len(self._prefixes)))
+            has_all = all(self._has_standby(rank) for rank in range(self.nproc))
             names = [f"{name}/{len(changes)}" for name, changes in one.modules]
             print("standbys" if has_all else "none", "have", *names, flush=True)
 Launcher._tell_warmth = told

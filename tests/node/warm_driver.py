@@ -53,9 +53,9 @@ async def run(order):
 async def _grow(launcher, modules):
     """Returns when all standbys are those of the successor."""
     launcher._first = False
-    (template,) = launcher._templates.values()
-    grown, renew = asyncio.Event(), template._on_grown
-    template._on_grown = lambda: (renew(), grown.set())  # the settled event is cleared before this one is set
+    (template,) = launcher._templates
+    grown, renew = asyncio.Event(), launcher.renew
+    launcher.renew = lambda ranks: (renew(ranks), grown.set())  # the settled event is cleared before this one is set
     launcher._learned.found(modules)
     template.want((*template._modules, *((name, {}) for name in modules)))
     for event in (grown, launcher._settled):

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
 from nvrx_slurm.declared import Record
-from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.start_up import StartUp
-from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
+from nvrx_slurm.node.workers.template import TemplateProcess
 from nvrx_slurm.node.workers.told import Message, Told, as_modules, as_news
 from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerSpec, worker_env
 from nvrx_slurm.system import bounded
@@ -32,7 +31,6 @@ _TOLD = "told"  # the name of the socket
 _MOST_TOLD = 32
 _MOST_NAMED = 5  # variables in a sentence
 _FIRST_WAIT_S = 120.0  # how long the first workers wait for their template
-_Told = TypeVar("_Told")
 
 
 class LauncherHooks(Record):
@@ -54,14 +52,19 @@ class Launcher:
     """
 
     def __init__(self, spec: WorkerSpec, nproc: int, private_dir: Path, hooks: LauncherHooks) -> None:
-        self._spec, self._warm, self._private_dir, self._hooks = spec, spec.warm, private_dir, hooks
+        self.spec = spec
+        self.nproc = nproc
+        self.start_up = StartUp(private_dir)
+        self.told_path = str(private_dir / _TOLD)  # the socket on which workers tell of their imports
+        self.say_once = once(hooks.say)  # to people
+        self._warm = spec.warm
+        self._hooks = hooks
         self._prefixes = [tuple(prefix) for prefix in spec.prefixes or [()] * nproc]  # by local rank
-        self._start_up = StartUp(private_dir)
-        self._say, self._say_once, self._note_once = hooks.say, once(hooks.say), once(hooks.note)
+        self._note_once = once(hooks.note)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, processes.Held] = {}  # by local rank
         self._standbys: dict[int, processes.Held] = {}  # by local rank
-        self._templates: dict[tuple[str, ...], TemplateProcess] = {}  # by prefix
+        self._templates: list[TemplateProcess] = []  # one for each prefix
         self._told: Told | None = None
         self._ranks: dict[int, int] = {}  # local rank by process id, of workers that were forked
         self._learned = preload.Learned(self._warm.preload if self._warm is not None else ())
@@ -80,8 +83,8 @@ class Launcher:
         """Start the processes of the first workers: their template, with what it is known that they import."""
         if self._warm is not None:
             self._learned.found(self._warm.imports)
-            self._build([(name, {}) for name in self._warm.preload or self._warm.imports], hurry=True)
-            for template in self._templates.values():
+            self._build(self._warm)
+            for template in self._templates:
                 template.want([*template.modules, *((name, {}) for name in self._warm.next)])
         else:
             self._settled.set()
@@ -91,7 +94,7 @@ class Launcher:
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
-        for template in self._templates.values():
+        for template in self._templates:
             template.check()  # whether a module was changed since it was imported
         self._refill()
         if self._settled.is_set():  # else standbys are on their way
@@ -99,15 +102,16 @@ class Launcher:
 
     def _hold_all(self) -> None:
         with contextlib.suppress(OSError):
-            for local_rank in range(len(self._prefixes)):
+            for local_rank in range(self.nproc):
                 if local_rank not in self._held and not self._has_standby(local_rank):
                     self._held[local_rank] = self._hold(local_rank)
 
     def _hold(self, local_rank: int) -> processes.Held:
-        number = str(self._spec.contract.first_local + local_rank)
-        command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._spec.argv)]
-        env, spec = worker_env(os.environ, {}, len(self._prefixes)), self._spec
-        return processes.hold(command, env, spec.warning_signal, spec.stdin)
+        spec = self.spec
+        number = str(spec.contract.first_local + local_rank)
+        words = [word.replace(LOCAL_RANK_MACRO, number) for word in spec.argv]
+        env = worker_env(os.environ, {}, self.nproc)
+        return processes.hold([*self._prefixes[local_rank], *words], env, spec.warning_signal, spec.stdin)
 
     async def wait(self, forked: bool = True) -> float:
         """Wait until no process that these workers need is on its way; at a restart no longer than their imports took.
@@ -120,15 +124,15 @@ class Launcher:
         begun_s = self._loop.time()
         if not forked:
             return 0.0
-        templates = self._templates.values()
         self._refill()
-        loads_s = self._loaded_s if any(template.grows for template in templates) else 0.0
-        bound_s = _FIRST_WAIT_S if self._first else max([loads_s, *(template.imports_s for template in templates)])
+        loads_s = self._loaded_s if any(template.grows for template in self._templates) else 0.0
+        imports_s = [template.imports_s for template in self._templates]
+        bound_s = _FIRST_WAIT_S if self._first else max([loads_s, *imports_s])
         try:
             await bounded.wait_for(self._settled.wait(), bound_s)
         except asyncio.TimeoutError:
             if self._first:
-                self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
+                self.say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
         return self._loop.time() - begun_s
 
@@ -151,9 +155,9 @@ class Launcher:
 
     def environment(self, held: processes.Held, env: dict[str, str], page: str) -> dict[str, str]:
         """`env` for `held`, with what lets its start-up count steps. `page`: see `RankMonitor.page`."""
-        if not (page and self._spec.step_hook):
+        if not (page and self.spec.step_hook):
             return env
-        return self._start_up.environment(env, page, forked=held.child.pid in self._ranks)
+        return self.start_up.environment(env, page, forked=held.child.pid in self._ranks)
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
@@ -180,8 +184,8 @@ class Launcher:
         if self._told is not None:
             self._told.close()
         self._end_all(self._held)
-        self._drop_all(list(self._standbys))
-        await asyncio.gather(*(template.close() for template in self._templates.values()))
+        self.drop_all(list(self._standbys))
+        await asyncio.gather(*(template.close() for template in self._templates))
         if self._ending:
             with contextlib.suppress(asyncio.TimeoutError):
                 await bounded.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
@@ -217,12 +221,13 @@ class Launcher:
         began_s = self._loop.time()
         await asyncio.sleep(_FORK_AFTER_S)
         self._refill()
-        has_core = len(os.sched_getaffinity(0)) > len(self._prefixes)
+        loaded = partial(_loaded_by, pid)
+        has_core = len(os.sched_getaffinity(0)) > self.nproc
         before = frozenset[str]()
         after_s = _FIRST_INSPECTION_S
         while after_s <= _LAST_INSPECTION_S:
             await asyncio.sleep(after_s)
-            found, libraries = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
+            found, libraries = await bounded.call_or_none(loaded, _READ_TIMEOUT_S, "warm") or ((), frozenset[str]())
             # A template that takes a core from workers delays them, so their imports come first.
             if has_core or libraries == before:
                 self._learned.found(found if pid not in self._ranks else ())  # else it has what the template has
@@ -239,8 +244,8 @@ class Launcher:
         modules = self._learned.modules()
         for names in self._learned.by_rank():
             some = ", ".join(names[:_MOST_NAMED])
-            self._say_once(f"ranks set {some} to values that differ by rank, so each imports what comes after itself")
-        for template in self._templates.values():
+            self.say_once(f"ranks set {some} to values that differ by rank, so each imports what comes after itself")
+        for template in self._templates:
             template.want(modules)
         if self._last_told[0] != modules:
             self._last_told = modules, self._last_told[1]
@@ -249,9 +254,9 @@ class Launcher:
 
     def _tell_warmth(self) -> None:
         """Tell how workers are made, if that has changed."""
-        templates = [*self._templates.values()]
+        templates = self._templates
         cold = next((one.cold for one in templates if one.cold), "")
-        if self._inexact or all(self._has_standby(local_rank) for local_rank in range(len(self._prefixes))):
+        if self._inexact or all(self._has_standby(local_rank) for local_rank in range(self.nproc)):
             cold = self._inexact
         names = tuple(name for name, _ in templates[0].modules) if templates else ()
         warmth = t.Warmth(names[:_MOST_TOLD], cold)
@@ -271,85 +276,68 @@ class Launcher:
         module = str(message.get("module"))
         self._learned.missed(module)
         self._learned.imported(local_rank, module, changes)  # until the executed worker knows better
-        say = self._note_once if self._is_said else self._say
+        say = self._note_once if self._is_said else self._hooks.say
         say(f"ranks begin again, executed and not forked: {why}{_way_to_be_warm(changes)}")
         self._is_said = True
         self._tell_warmth()
         if "restart" in message:
             self._hooks.inexact(local_rank, why)
 
-    async def _read(self, path: Path, parse: Callable[[str], _Told]) -> _Told:
-        """What the text of a file tells; where it cannot be read in time, what an empty one does."""
-
-        def read() -> _Told:
-            return parse(path.read_text(errors="replace"))
-
-        try:
-            return await bounded.call_async(read, _READ_TIMEOUT_S, "warm")
-        except (OSError, bounded.Overrun):
-            return parse("")
-
     # --- templates and standbys -----------------------------------------------------------------------------
 
-    def _build(self, modules: Sequence[preload.Module], hurry: bool = False) -> None:
-        path0 = self._warm.path0 if self._warm is not None else None
+    def _build(self, warm: WarmSpec) -> None:
         try:
-            self._start_up.write()
-            self._told = self._told or Told(self._private_dir / _TOLD, self._hear)
+            self.start_up.write()
+            self._told = Told(self.told_path, self._hear)
         except OSError as error:
-            self._say_once(f"workers are executed: {error.filename or self._private_dir}: {error.strerror}")
-            self._settle()
+            self.say_once(f"workers are executed: {error.filename or self.told_path}: {error.strerror}")
+            self.settle()
             return
-        watched = [*preload.WATCHED, *(name for name, _ in modules)]
-        env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
+        modules: list[preload.Module] = [(name, {}) for name in warm.preload or warm.imports]
         for prefix in dict.fromkeys(self._prefixes):
-            hook_dir, told, ignored = self._start_up.directory, self._told.path, self._spec.warning_signal
-            scout = self._warm.scout if self._warm is not None else ""
-            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, told, watched, scout, ignored)
             ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
-            renew, drop = partial(self._renew, ranks), partial(self._drop_all, ranks)
-            self._templates[prefix] = TemplateProcess(
-                spec, modules, hurry, self._add, self._settle, renew, drop, self._say_once, self._note
-            )
+            self._templates.append(TemplateProcess(self, warm, prefix, ranks, modules))
         self._refill()
 
-    def _renew(self, local_ranks: Sequence[int]) -> None:
+    def renew(self, local_ranks: Sequence[int]) -> None:
+        """New standbys of these will have other modules."""
         self._inexact = ""
         self._refill(local_ranks)
         self._tell_warmth()
 
     def _refill(self, renewed: Sequence[int] = ()) -> None:
         """A standby for each rank that has none; those `renewed` get another one."""
-        for prefix, template in self._templates.items():
+        for template in self._templates:
             template.spawn()  # it does nothing while the template lives
-            ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
-            template.fork([rank for rank in ranks if rank in renewed or not self._has_standby(rank)])
-        if any(template.is_busy for template in self._templates.values()):
+            template.fork([rank for rank in template.ranks if rank in renewed or not self._has_standby(rank)])
+        if any(template.is_busy for template in self._templates):
             self._settled.clear()
 
-    def _note(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """A module is left out: said on the console to users who named modules, else in the agent's log."""
         if self._warm is not None and self._warm.preload:
-            return self._say_once(sentence)
+            return self.say_once(sentence)
         self._note_once(sentence)
-        for template in self._templates.values():
+        for template in self._templates:
             template.hurry = False
-        self._settle()
+        self.settle()
 
     def _has_standby(self, local_rank: int) -> bool:
         return local_rank in self._standbys and self._standbys[local_rank].waits and not self._inexact
 
-    def _add(self, local_rank: int, standby: processes.Held) -> None:
+    def add(self, local_rank: int, standby: processes.Held) -> None:
+        """A template has forked this one."""
         self._drop(local_rank)
         self._standbys[local_rank] = standby
         self._loop.add_reader(standby.child.pidfd, self._killed, local_rank, standby.child.pid)
 
     def _killed(self, local_rank: int, pid: int) -> None:
         self._drop(local_rank)
-        self._say(f"standby {pid} of local rank {local_rank} was killed")
+        self._hooks.say(f"standby {pid} of local rank {local_rank} was killed")
         self._tell_warmth()
 
-    def _drop_all(self, local_ranks: Sequence[int]) -> None:
+    def drop_all(self, local_ranks: Sequence[int]) -> None:
+        """The standbys of these are not needed, or have old modules: ranks would begin again."""
         for local_rank in local_ranks:
             self._drop(local_rank)
 
@@ -364,12 +352,17 @@ class Launcher:
             self._loop.remove_reader(standby.child.pidfd)
         return standby
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """No standby of a template is on its way any more."""
         self._tell_warmth()
-        if not any(template.is_busy for template in self._templates.values()):
+        if not any(template.is_busy for template in self._templates):
             self._settled.set()
             if self._preparation is None:  # before the first start; what cannot be forked is executed
                 self._hold_all()
+
+
+def _loaded_by(pid: int) -> tuple[tuple[str, ...], frozenset[str]]:
+    return preload.loaded(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
 
 
 def _way_to_be_warm(changes: preload.Changes) -> str:

@@ -7,14 +7,18 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.core.preload import Changes, Module
-from nvrx_slurm.declared import Record
-from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
+from nvrx_slurm.core.preload import WATCHED, Changes, Module
+from nvrx_slurm.node.monitors.monitors import faulthandler_env
+from nvrx_slurm.node.workers.worker_spec import RANK_NAMES, WarmSpec, worker_env
+
+if TYPE_CHECKING:
+    from nvrx_slurm.node.workers.launcher import Launcher
 
 _START = str(Path(__file__).parents[2] / "warm" / "start.py")
 _BUILD_S = 900.0  # for the imports, also from a busy file system
@@ -26,49 +30,30 @@ _WHY = {  # exit codes of warm/start.py
 }
 
 
-class TemplateSpec(Record):
-    """The workers that a template forks."""
-
-    prefix: Sequence[str]  # what goes before Python (numactl)
-    argv: Sequence[str]  # Python and its arguments
-    env: Mapping[str, str]  # without what only a rank has
-    path0: str | None  # what Python puts in front of sys.path; None = nothing
-    hook_dir: Path
-    told: str  # path of the socket on which workers tell of their imports
-    watched: Sequence[str]  # the modules that they tell of
-    scout: str = ""  # the package by which their script imports torch
-    ignored: int = 0  # a signal that workers shall not die of; 0 = none
-
-
 class TemplateProcess(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
-    `modules`: what it imports, and under which variables; one that makes it unfit is left out. `hurry`: workers wait.
-    `on_standby(local_rank, standby)` hands over each standby. `on_settled()` tells that none is on its way any more,
-    `on_grown()` that new standbys will have other modules, `on_stale()` that those of before have old ones.
-    `say(sentence)` is for people, `note(sentence)` tells what is left out.
+    `ranks`: the local ranks whose standbys it forks; `prefix`: what goes before their Python (numactl).
+    `modules`: what it imports, and under which variables; one that makes it unfit is left out.
+    The launcher is told of each standby, when none is on its way any more, and when its standbys have other modules.
     """
 
     def __init__(
         self,
-        spec: TemplateSpec,
+        launcher: Launcher,
+        warm: WarmSpec,
+        prefix: Sequence[str],
+        ranks: Sequence[int],
         modules: Sequence[Module],
-        hurry: bool,
-        on_standby: Callable[[int, processes.Held], None],
-        on_settled: Callable[[], None],
-        on_grown: Callable[[], None],
-        on_stale: Callable[[], None],
-        say: Callable[[str], None],
-        note: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._spec, self._modules, self.hurry = spec, list(modules), hurry
-        self._on_standby = on_standby
-        self._on_settled = on_settled
-        self._on_grown = on_grown
-        self._on_stale = on_stale
-        self._say = say
-        self._note = note
+        self._launcher = launcher
+        self._warm = warm
+        self._prefix = prefix
+        self.ranks = ranks
+        self._modules = list(modules)
+        self.hurry = True  # workers wait
+        self._watched = [*WATCHED, *dict(modules)]  # the modules that workers tell of
         self._is_ready = self._starts_again = False
         self.imports_s = 0.0  # how long its imports took
         self._is_renewed = False  # standbys of an earlier process have other modules
@@ -111,25 +96,28 @@ class TemplateProcess(SupervisedProcess):
             super().spawn()
 
     def _start(self) -> tuple[processes.Child, socket.socket]:
-        spec = self._spec
-        command = ["", _START, os.fspath(spec.hook_dir), spec.argv[0], *spec.prefix, *spec.argv]
+        launcher = self._launcher
+        spec = launcher.spec
+        hook_dir = launcher.start_up.directory
+        inherited = worker_env(os.environ, faulthandler_env() if spec.monitored else {}, launcher.nproc)
+        command = ["", _START, os.fspath(hook_dir), spec.argv[0], *self._prefix, *spec.argv]
         null = subprocess.DEVNULL
 
         def start(control: int) -> processes.Child:
             setup = {
                 "control": control,
                 "agent": os.getpid(),
-                "told": spec.told,
+                "told": launcher.told_path,
                 "modules": self._modules,
-                "watched": list(spec.watched),
-                "path0": spec.path0,
+                "watched": self._watched,
+                "path0": self._warm.path0,
                 "rank_names": RANK_NAMES,
-                "python_path": spec.env.get("PYTHONPATH"),
-                "scout": self._spec.scout if self.hurry else "",  # later ones are told by ranks
+                "python_path": inherited.get("PYTHONPATH"),
+                "scout": self._warm.scout if self.hurry else "",  # later ones are told by ranks
                 "hurry": self.hurry,
             }
-            env = {**spec.env, "NVRX_TEMPLATE": json.dumps(setup)}
-            return processes.start(command, env, null, null, spec.ignored, pass_fds=[control])
+            env = {**inherited, "NVRX_TEMPLATE": json.dumps(setup)}
+            return processes.start(command, env, null, null, spec.warning_signal, pass_fds=[control])
 
         return processes.with_channel(start)
 
@@ -139,8 +127,8 @@ class TemplateProcess(SupervisedProcess):
 
     def _on_failure(self, error: OSError) -> None:
         self.hurry = False
-        self._say(f"no template process can be made, workers are executed: {error.strerror}")
-        self._on_settled()
+        self._launcher.say_once(f"no template process can be made, workers are executed: {error.strerror}")
+        self._launcher.settle()
 
     # --- what it is asked for -------------------------------------------------------------------------------
 
@@ -176,7 +164,7 @@ class TemplateProcess(SupervisedProcess):
             self._is_renewed = self._starts_again = True
             if any(wanted.get(name, changes) != changes for name, changes in had):
                 self._is_ready = False
-                self._on_stale()  # ranks would begin again
+                self._launcher.drop_all(self.ranks)  # ranks would begin again
             return self._kill() if self._child is not None else self.spawn()
         new = [module for module in modules if module[0] not in self._known]
         self._known.update(new)
@@ -215,18 +203,18 @@ class TemplateProcess(SupervisedProcess):
                 self._grow()
                 if self._is_renewed:
                     self._is_renewed = False
-                    self._on_grown()
+                    self._launcher.renew(self.ranks)
             elif "fresh" in message:
                 self._is_checking = False
-                self._on_settled()
+                self._launcher.settle()
             elif "unfit" in message:
                 self._starts_again = True
                 self._leave_out(self._modules, message)
             else:  # a file that it read has changed
                 self._is_renewed = self._starts_again = True
-                self._on_stale()
+                self._launcher.drop_all(self.ranks)
         except (ValueError, TypeError, KeyError) as error:
-            self._say(f"the template process said what it should not: {error!r}")
+            self._launcher.say_once(f"the template process said what it should not: {error!r}")
             self._kill()
 
     def _take_changes(self, changes: Changes) -> None:
@@ -239,10 +227,11 @@ class TemplateProcess(SupervisedProcess):
         module = message["unfit"]
         why = message["why"]
         modules[:] = [one for one in modules if one[0] != module]
-        self._note(f"workers import {module} themselves, since a process that has imported it cannot be forked: {why}")
+        left_out = f"workers import {module} themselves, since a process that has imported it cannot be forked"
+        self._launcher.note(f"{left_out}: {why}")
         self._end_growth()
         self._grow()
-        self._on_settled()
+        self._launcher.settle()
 
     def _on_overdue(self) -> None:
         self._more = []
@@ -259,11 +248,11 @@ class TemplateProcess(SupervisedProcess):
         self._asked = {}
         for pid, (local_rank, control) in zip(pids, asked.items(), strict=True):
             try:
-                self._on_standby(local_rank, processes.Held(processes.adopt(pid), control))
+                self._launcher.add(local_rank, processes.Held(processes.adopt(pid), control))
             except OSError:  # it has ended, or could not be made
                 control.close()
         self.fork(self._wanted)
-        self._on_settled()
+        self._launcher.settle()
 
     def _on_end(self) -> None:
         """The successor belongs to this process now, as standbys do, and has the other end of the channel."""
@@ -285,7 +274,7 @@ class TemplateProcess(SupervisedProcess):
         self._end_growth()
         if self._closed:
             self._kill()
-        self._on_grown()
+        self._launcher.renew(self.ranks)
 
     def _on_exit(self, pid: int, code: int) -> None:
         if self._bound is not None:
@@ -299,12 +288,12 @@ class TemplateProcess(SupervisedProcess):
         if self._closed:
             return
         if code in _WHY:
-            self._note(f"workers are executed: {_WHY[code]}")
+            self._launcher.note(f"workers are executed: {_WHY[code]}")
             self._is_unfit = True
         elif code and not self._starts_again:
-            self._say(f"the template process ended with {code}, workers are executed")
+            self._launcher.say_once(f"the template process ended with {code}, workers are executed")
         if self._starts_again:
             self.spawn()
         if self._child is None:
             self.hurry = False
-        self._on_settled()
+        self._launcher.settle()

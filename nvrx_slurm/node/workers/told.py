@@ -8,7 +8,6 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -48,13 +47,13 @@ class Told:
     the running event loop. Raises OSError where no socket can be made.
     """
 
-    def __init__(self, path: Path, on_message: Callable[[Message], None]) -> None:
-        self.path = os.fspath(path)
+    def __init__(self, path: str, on_message: Callable[[Message], None]) -> None:
+        self._path = path
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            self._socket.bind(self.path)
+            self._socket.bind(self._path)
         except OSError:
             self._socket.close()
             raise
@@ -66,7 +65,7 @@ class Told:
             self._loop.remove_reader(self._socket)
             self._socket.close()
             with contextlib.suppress(OSError):
-                os.unlink(self.path)
+                os.unlink(self._path)
 
     def _hear(self) -> None:
         try:
