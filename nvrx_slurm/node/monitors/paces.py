@@ -17,27 +17,34 @@ from nvrx_slurm.node.monitors.times import waits_of
 from nvrx_slurm.types import Pace, Plan, RankPace, Window
 
 if TYPE_CHECKING:
-    from nvrx_slurm.node.workers.worker_spec import WorkerSpec
+    from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec
 
 EVERY_S, _FIRST_S = 5.0, 1.0
 _NODES_PER_S = 100  # that tell the coordinator
 
 
 class Paces:
-    """Reads the pages of `monitors`. `alive()`: rank and release (monotonic seconds) of each living worker, by local
-    rank. `tell(pace)` sends to the coordinator. `doubt(local_rank, sentence)`: a worker makes no steps."""
+    """Reads the pages of `monitors`. `alive`: the living workers by local rank, kept by the caller.
+
+    `tell(pace)` sends to the coordinator. `doubt(local_rank, sentence)`: a worker makes no steps.
+    """
 
     def __init__(
         self,
         monitors: Sequence[RankMonitor],
         spec: WorkerSpec,
-        alive: Callable[[], Mapping[int, tuple[int, float]]],
+        alive: Mapping[int, StartedWorker],
         tell: Callable[[Pace | Window], None],
         doubt: Callable[[int, str], None],
     ) -> None:
-        self._monitors, self._sections, self._alive, self._tell = monitors, spec.sections, alive, tell
-        self._is_wait, self._window_s = spec.is_wait, spec.straggler_window_s
-        self._doubt, self._limits = doubt, (spec.step_timeout_factor, spec.step_timeout_s)
+        self._monitors = monitors
+        self._alive = alive
+        self._tell = tell
+        self._doubt = doubt
+        self._sections = spec.sections
+        self._is_wait = spec.is_wait
+        self._window_s = spec.straggler_window_s
+        self._limits = spec.step_timeout_factor, spec.step_timeout_s
         self._window_at = 0.0  # when the next one is told
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -65,11 +72,11 @@ class Paces:
         self._timer = self._loop.call_later(after_s, self._read_pages, plan)
 
     def _read_pages(self, plan: Plan) -> None:
-        alive = self._alive()
-        found = [(rank, self.times(local_rank, released_s)) for local_rank, (rank, released_s) in alive.items()]
+        alive = dict(self._alive)
+        found = [(one.where.rank, self.times(local_rank, one.released_s)) for local_rank, one in alive.items()]
         if paces := [self._pace(rank, times) for rank, times in found if times.init_s]:
             self._tell(Pace(plan.term, plan.cycle, tuple(paces)))
-        self._tell_window(plan, alive)
+        self._tell_window(plan)
         for local_rank, (rank, times) in zip(alive, found, strict=True):
             if doubted := self._stalls.judge(rank, times):
                 self._doubt(local_rank, doubted)
@@ -77,13 +84,13 @@ class Paces:
             every_s = min(EVERY_S, self._window_s or EVERY_S)
             self._wake(plan, max(every_s, plan.active_nodes / _NODES_PER_S))
 
-    def _tell_window(self, plan: Plan, alive: Mapping[int, tuple[int, float]]) -> None:
+    def _tell_window(self, plan: Plan) -> None:
         """How long ranks have waited for each other."""
         now = self._loop.time()
         if not self._window_s or not self._monitors or now < self._window_at:
             return
         self._window_at = now + 0.9 * self._window_s
-        told = ((rank, self._monitors[local_rank].words()) for local_rank, (rank, _) in alive.items())
+        told = ((one.where.rank, self._monitors[local_rank].words()) for local_rank, one in self._alive.items())
         read = {rank: waits_of(words, self._sections, self._is_wait) for rank, words in told if words is not None}
         if found := {rank: one for rank, one in read.items() if one is not None}:
             columns = zip(*((one.waits, one.waited_s, one.until_s) for one in found.values()), strict=True)

@@ -125,11 +125,6 @@ class StartedWorker:
             self.child.signal_group(signal.SIGCONT)
 
 
-def living(alive: Mapping[int, StartedWorker]) -> dict[int, tuple[int, float]]:
-    """Rank and release of each living worker, by local rank."""
-    return {local_rank: (one.where.rank, one.released_s) for local_rank, one in alive.items()}
-
-
 def rank_env(
     contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str
 ) -> dict[str, str]:

@@ -16,7 +16,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.declared import replace
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.job import NodeJob
-from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
+from nvrx_slurm.node.monitors.client_check import ClientCheck
 from nvrx_slurm.node.monitors.dead_ranks import note_gone
 from nvrx_slurm.node.monitors.inspection import inspect, serve_stacks
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
@@ -31,7 +31,7 @@ from nvrx_slurm.node.workers.hanging import name_what_hangs
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
 from nvrx_slurm.node.workers.orphans import OrphanReaper
-from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
+from nvrx_slurm.node.workers.worker_spec import StartedWorker, rank_env, worker_env
 from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
@@ -71,9 +71,9 @@ class Workers:
         self.prepare = self._launcher.hint  # for what the ranks of other nodes import
         self._board = private_dir / BOARD_NAME  # tells wrappers which ranks are dead
         self.monitors = self._monitors = list[RankMonitor]()  # once started
-        self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell, self._doubted)
+        self._paces = Paces(self._monitors, spec, self._alive, tell, self._doubted)
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
-        self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
+        self._client_check = ClientCheck(spec.limits, self._monitors, console.say)
         self._report: asyncio.Task[None] | None = None  # about the living ranks
         self._stacks: asyncio.AbstractServer | None = None
         self._orphans = OrphanReaper()
