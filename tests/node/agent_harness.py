@@ -117,6 +117,11 @@ class Launcher:
             self._read_some(deadline_s)
         return match
 
+    def ranks(self, pattern, count=2):
+        """Wait until each rank of this node has printed such a line."""
+        for rank in range(count):
+            self.line(rf"\[rank {rank}\] {pattern}")
+
     def wait(self, timeout_s=WAIT_S):
         """Its exit code, with all of its output in `text`; negative = by that signal."""
         deadline_s = time.monotonic() + timeout_s
@@ -218,6 +223,17 @@ class Rig:
         launcher = Launcher(argv, self.env(**env), self.dir, split)
         self.launchers.append(launcher)
         return launcher
+
+    def ran(self, script, *flags, **how):
+        """The same, when the job has ended well."""
+        one = self.run(script, *flags, **how)
+        assert one.wait() == 0, one.text
+        return one
+
+    def ends_well(self, gate, *nodes):
+        """Let the workers pass the gate, and wait for the end of the job on these nodes."""
+        self.open(gate)
+        assert [one.wait() for one in nodes] == [0] * len(nodes)
 
     def node(self, rank, nnodes, script, *flags, **env):
         """Start the agent of node `rank` of a job on loopback; node 0 coordinates and waits for all MAX nodes."""

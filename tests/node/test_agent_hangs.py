@@ -154,8 +154,7 @@ def test_live_ranks_are_looked_at_and_go_on(rig, warm, way):
     own.touch()
     script = rig.script(CLIENT * (way == "calls") + LIVE)
     one = rig.run(script, "--nproc-per-node=2", warm, args=(way, str(own)))
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] up")
+    one.ranks("up")
     one.monitored()
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(rig.run_dir)]
     shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True) for _ in range(2)]
@@ -163,7 +162,7 @@ def test_live_ranks_are_looked_at_and_go_on(rig, warm, way):
         assert told.returncode == 0 and len(STACK.findall(told.stdout)) == 2 * (way != "closes"), told
         assert [f"rank {rank} on node" in told.stdout for rank in (0, 1)] == [True, True]
     assert own.read_text() == ""
-    rig.open("end")
-    assert one.wait() == 0 and "10 min without a step" in one.text
+    rig.ends_well("end", one)
+    assert "10 min without a step" in one.text
     ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True)
     assert ended.returncode == 2 and "no rank of" in ended.stderr

@@ -37,8 +37,7 @@ def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_resta
     kill(third, workers[2][1])
     first.line(r"node 2 \(.*\) was lost: .*; restart 1 of 3")
     assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
-    rig.open("end1")
-    assert [first.wait(), second.wait()] == [0, 0]
+    rig.ends_well("end1", first, second)
     told = [(fault["rank"], fault["exit_code"], fault["cycle"]) for fault in rig.result["faults"]]
     assert told[0] == (1, -9, 0) and rig.result["restarts_used"] == 1
 

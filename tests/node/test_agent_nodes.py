@@ -56,8 +56,7 @@ def test_lost_node_is_replaced_by_the_spare_and_may_come_back(rig):
     back.line("this node is a hot spare")
     kill(spare, up(spare, 1)[1])
     assert [up(one, 2)[0] for one in (first, back, third)] == [0, 1, 2]
-    rig.open("end2")
-    assert [first.wait(), back.wait(), third.wait()] == [0, 0, 0]
+    rig.ends_well("end2", first, back, third)
     assert "restart 2 of 5" in first.text and "restart 3 of 5" not in first.text
 
 
@@ -68,8 +67,7 @@ def test_of_two_nodes_the_coordinator_goes_on_alone_where_it_is_enough(rig):
     second.line("the lease of this node is over")
     first.signal(signal.SIGCONT)
     assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
-    rig.open("end1")
-    assert [first.wait(), second.wait()] == [0, 0]
+    rig.ends_well("end1", first, second)
 
 
 @pytest.mark.matrix
@@ -90,8 +88,7 @@ def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig):
     kill(second, up(second, 0)[1])
     later = rig.run(script, "--node-rank=1", *flags)
     later.line("this node is a hot spare")
-    rig.open("end1")
-    assert [one.wait() for one in (third, late, later)] == [0, 0, 0]
+    rig.ends_well("end1", third, late, later)
 
 
 def test_a_job_that_never_meets_ends(rig):
@@ -112,8 +109,7 @@ def test_second_agent_of_a_node_replaces_the_first(rig):
     assert old.wait() == 95
     assert "a newer agent of node" in old.said[-1]
     assert (up(first, 1)[0], up(new, 1)[0]) == (0, 1)
-    rig.open("end1")
-    assert [first.wait(), new.wait()] == [0, 0]
+    rig.ends_well("end1", first, new)
 
 
 def test_stranger_with_another_token_or_job_is_refused(rig):
@@ -128,8 +124,7 @@ def test_stranger_with_another_token_or_job_is_refused(rig):
     other.line("is not our coordinator: .*belongs to another job")
     assert [wrong.wait(), other.wait()] == [96, 96]
     first.line("refused a connection")
-    rig.open("end0")
-    assert [first.wait(), second.wait()] == [0, 0]
+    rig.ends_well("end0", first, second)
     everything = first.text + second.text + wrong.text + other.text
     logs = "".join(path.read_text() for path in rig.logs.rglob("*") if path.is_file())
     assert "a" * 64 not in everything + logs and "b" * 64 not in everything + logs
@@ -153,7 +148,6 @@ def test_master_port_is_fresh_per_cycle_and_can_be_listened_on(rig):
         say("served", port)
         os._exit(CYCLE < 2)
     """)
-    one = rig.run(script, "--max-restarts=2", "--ft-crash-loop-backoff=0")
-    assert one.wait() == 0
+    rig.ran(script, "--max-restarts=2", "--ft-crash-loop-backoff=0")
     ports = [rig.log(cycle, 0, "out").split()[1] for cycle in range(3)]
     assert ports[0] != ports[1] != ports[2]

@@ -48,8 +48,7 @@ def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(rig, netw
     assert sorted(up(one, 1)[0] for one in (stays, spare)) == [0, 1]
     network.heal()
     nodes[stops].line("cycle 1: this node is a hot spare")
-    rig.open("end1")
-    assert [one.wait() for one in nodes] == [0, 0, 0, 0]
+    rig.ends_well("end1", *nodes)
     assert [len(spans) for spans in writers(rig).values()] == [2, 2]
     assert [one for one in nodes if 1 in one.cycles] == [one for one in nodes if one in (stays, spare)]
     assert rig.result["code"] == 0 and rig.result["restarts_used"] == 1

@@ -24,8 +24,7 @@ def start(rig, code, *flags, **env):
 
 
 def both_up(one):
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] up")
+    one.ranks("up")
 
 
 def test_a_warning_to_a_spare_reaches_every_rank_once(rig):

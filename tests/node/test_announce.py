@@ -76,8 +76,7 @@ def test_the_comment_of_the_job(rig):
         up(one, 0)
     asked = rig.dir / "asked"
     until(lambda: asked.exists() and "Comment=nvrx cycle 0, 0 restarts" in asked.read_text(), "the comment is set")
-    rig.open("end0")
-    assert [one.wait() for one in nodes] == [0, 0]
+    rig.ends_well("end0", *nodes)
     assert "Comment=nvrx ended with code 0, 0 restarts" in asked.read_text()
 
 
@@ -106,8 +105,8 @@ def test_metrics_of_a_job_that_loses_its_coordinator(rig, posted):
     says("cycle 2: ", second, third)
     before = len(got)
     until(lambda: len(got) > before + 5, "the next coordinator pushes")
-    rig.open("end2")
-    assert [second.wait(), third.wait()] == [0, 0] and not file.exists()
+    rig.ends_well("end2", second, third)
+    assert not file.exists()
     last = {}
     for key, value in (item for body in got for item in counters(body).items()):
         assert value >= last.get(key, 0.0), key

@@ -84,8 +84,8 @@ def test_a_language_model_that_misbehaves_costs_the_training_nothing(rig, fake, 
     job = run(rig, FAILS_ONCE + "gate('end')\n", "localhost", *model, LLM_API_KEY_FILE=str(key))
     job.line("up 1 ")
     assert service.wait_for(1)[0].headers["authorization"] == f"Bearer {KEY}"
-    rig.open("end")
-    assert job.wait() == 0 and job.cycles == [0, 1]
+    rig.ends_well("end", job)
+    assert job.cycles == [0, 1]
     assert rig.result["restarts"][0]["down_s"] < 5
     files = [path for path in rig.dir.rglob("*") if path.is_file() and path != key]
     assert any(path.name.startswith("prompt_") for path in files) and KEY not in job.text
@@ -95,8 +95,7 @@ def test_a_language_model_that_misbehaves_costs_the_training_nothing(rig, fake, 
 def test_a_service_that_is_late_is_said(rig):
     job = run(rig, UP + "gate('end')\n", "localhost", "--ft-attribution-startup-timeout=0.001")
     job.line("attribution is not up after 0.001 s; the training goes on")
-    rig.open("end")
-    assert job.wait() == 0
+    rig.ends_well("end", job)
 
 
 def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_job(rig, fake):
@@ -147,5 +146,4 @@ def test_the_service_moves_with_the_coordinator(rig):
     assert first.wait() == -signal.SIGKILL
     says("the attribution service listens on", *others)
     assert sum(bool(attribution_of(one)) for one in others) == 1
-    rig.open("end")
-    assert [one.wait() for one in others] == [0, 0]
+    rig.ends_well("end", *others)

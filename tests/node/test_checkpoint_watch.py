@@ -81,8 +81,7 @@ def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig):
     seen = status.observe(rig.run_dir, time.time())
     assert seen.code == status.NEEDS_A_PERSON and "same bytes" in seen.verdict
     assert "iteration 200 (step_200.pt), complete" in "\n".join(seen.lines)
-    rig.open("end0")
-    assert one.wait() == 0
+    rig.ends_well("end0", one)
 
 
 def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig):

@@ -79,8 +79,7 @@ if CYCLE == 0:
     os._exit(1)
 say("gone", not os.path.exists("/proc/" + open(pids).read()))
 """)  # fmt: skip
-    one = rig.run(script, "--max-restarts=1")
-    assert one.wait() == 0
+    one = rig.ran(script, "--max-restarts=1")
     one.line("gone True")
     assert gone(int((rig.dir / "pids").read_text()))
 

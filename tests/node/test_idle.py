@@ -117,7 +117,6 @@ def test_ranks_that_wait_in_c_are_killed_soon_and_those_that_save_are_not(rig, w
     one = rig.run(rig.script(SCRIPT), f"--nproc-per-node={len(args)}", *FLAGS, args=args)
     for rank in range(len(args)):
         one.line(rf"\[rank {rank}\] ready", 60.0)
-    rig.open()
-    assert one.wait() == 0
+    rig.ends_well("go", one)
     said = {rank: rig.log(0, rank, "out").split("\n")[2:] for rank in range(len(args) - 1)}
     assert said == {rank: ["saved", ""] if rank > 1 else [""] for rank in said}

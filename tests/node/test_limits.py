@@ -64,8 +64,7 @@ def judge(rig, one, *codes):
 def running(rig, script="work.py"):
     """Until both ranks are up in cycle 0."""
     one = rig.run(rig.script(FAILS_ONCE, script), *FLAGS)
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] up 0 ")
+    one.ranks("up 0 ")
     one.monitored()
     return one
 

@@ -71,8 +71,7 @@ def test_no_process_of_a_job_has_its_token_in_the_environment(rig):
     until(lambda: all(log_program(one, name) for name in ("shipper", "aggregator")), "both programs run")
     assert len(one.children) >= 4
     until(lambda: not any(holds_token(pid) for pid in one.children), "no process has it, once it is executed")
-    rig.open("end0")
-    assert one.wait() == 0
+    rig.ends_well("end0", one)
 
 
 def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig):
@@ -93,8 +92,7 @@ def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig):
         "--nproc-per-node=2",
         "--max-restarts=1",
     )
-    one = rig.run(script, "--standalone", *more)
-    assert one.wait() == 0
+    rig.ran(script, "--standalone", *more)
     assert [check(rig, cycle) for cycle in range(2)] == [4, 4]
     assert merged(rig, 1).read_text().count("0: line ") == 300
     said = (rig.dir / "merged" / rig.run_dir.parent.name / "nvrx.log").read_text()
@@ -139,8 +137,7 @@ def test_a_new_coordinator_goes_on_with_the_same_files(rig):
     assert log_program(second, "aggregator") == 0
     kill(first, up(first, 0)[1])
     assert {up(second, 1)[0], up(third, 1)[0]} == {0, 1}
-    rig.open("end1")
-    assert [second.wait(), third.wait()] == [0, 0]
+    rig.ends_well("end1", second, third)
     assert check(rig, 1) == 4
     assert terms(rig, 1)[-1] >= 2 and terms(rig, 0)[0] == 1
 
@@ -166,8 +163,7 @@ from nvrx_slurm.child import bootstrap
 real = bootstrap.command
 bootstrap.command = lambda module, *args, **how: {sleeps} if ".logs." in module else real(module, *args, **how)
 """
-    one = rig.run(script, "--standalone", *more)
-    assert one.wait() == 0
+    rig.ran(script, "--standalone", *more)
     assert all(restart["down_s"] < 1.0 for restart in rig.result["restarts"]) and len(rig.result["restarts"]) == 3
 
 
@@ -191,8 +187,8 @@ def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for
     for path in (merged(rig, 0), rig.dir / "elsewhere.log"):
         with pytest.raises(grpc.RpcError):
             foreign_client(f"127.0.0.1:{port}", [(str(path), b"evil\n")])
-    rig.open("end0")
-    assert one.wait() == 0 and foreign.read_bytes() == b"theirs\n"
+    rig.ends_well("end0", one)
+    assert foreign.read_bytes() == b"theirs\n"
     assert check(rig, 0) == 2 and not (rig.dir / "elsewhere.log").exists()
 
 
@@ -209,7 +205,6 @@ def test_a_program_that_waits_for_its_next_start_at_the_end_gets_it(rig, module)
         until(lambda: log_program(one, module) not in (0, old), "it runs")
         os.kill(old := log_program(one, module), signal.SIGKILL)
     until(lambda: not log_program(one, module or "shipper"), "it does not run")
-    rig.open("end0")
-    assert one.wait() == 0
+    rig.ends_well("end0", one)
     assert ("602 lines are not in the merged logs" in one.text) != bool(module)
     assert not module or check(rig, 0) == 2

@@ -62,8 +62,7 @@ for pid in others:
         os.sched_yield()
 say("all others gone", os.path.exists(f"/proc/{standby}"))
 """)  # fmt: skip
-    one = rig.run(script, "--max-restarts=1")
-    assert one.wait() == 0
+    one = rig.ran(script, "--max-restarts=1")
     one.line("all others gone True")
     pids = json.loads((rig.dir / "pids").read_text())
     assert len(pids) == 5 and all(map(gone, pids))
@@ -83,8 +82,7 @@ gate()
     *left, worker = map(int, one.line(r"left (\d+) (\d+) by (\d+)").groups())
     until(lambda: gone(worker), "the end of rank 0")
     assert not any(map(gone, left))
-    rig.open()
-    assert one.wait() == 0
+    rig.ends_well("go", one)
     until(lambda: all(map(gone, left)), "the end of what it has left")
 
 
@@ -120,8 +118,7 @@ def test_ended_orphans_of_a_living_worker_are_reaped(rig):
     until(lambda: stat(orphan)[2] == one.pid, "re-parented to the agent")
     os.kill(orphan, signal.SIGKILL)
     until(lambda: gone(orphan), "reaped")
-    rig.open()
-    assert one.wait() == 0
+    rig.ends_well("go", one)
 
 
 def test_children_from_before_the_agent_are_left_alone(rig):

@@ -124,8 +124,7 @@ def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_
     for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGSTOP):
         os.kill(pid, signum)
     until(lambda: stat(pid)[1] == "T", "that it is stopped")
-    rig.open()
-    assert one.wait() == 0
+    rig.ends_well("go", one)
     assert "health" not in one.text
 
 

@@ -54,8 +54,7 @@ def test_from_waiting_to_the_end(rig):
     os.kill(pids[1], signal.SIGKILL)
     found = told(rig, "running", "cycle 1", "1 of 3 used", "cycle 0, ", "SIGKILL")
     assert len(found["incidents"]) == 1
-    rig.open("end1")
-    assert [one.wait() for one in nodes] == [0, 0, 0]
+    rig.ends_well("end1", *nodes)
     told(rig, "code 0", "1 restart", code=ENDED)
     last = json.loads((rig.run_dir / "status.json").read_text())
     assert (last["state"], last["end"]["code"]) == ("ended", 0)
@@ -80,8 +79,7 @@ def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig):
     nodes = [first, rig.node(1, "2", script, *flags)]
     found = told(rig, "step 3 of this cycle", "ranks 0-0  busy  0 in save for", "ranks 1-1  busy  1 in save for")
     assert {rank: name for rank, name, _ in found["progress"]["open"]} == {0: "save", 1: "save"}
-    rig.open("end0")
-    assert [one.wait() for one in nodes] == [0, 0]
+    rig.ends_well("end0", *nodes)
 
 
 @pytest.mark.matrix
@@ -92,8 +90,7 @@ def test_a_candidate_says_that_it_waits_for_votes(rig):
     told(rig, "electing", "1 of at least 3 nodes are here; missing: 127.0.0.2, 127.0.0.3, 127.0.0.4", "3 missing")
     nodes += rig.step((1, 2), 4, "3:4", script)
     assert told(rig, "running", "3 active, 0 spare, 1 missing", code=NEEDS_A_PERSON)["term"] == 1
-    rig.open("end0")
-    assert [one.wait() for one in nodes] == [0, 0, 0]
+    rig.ends_well("end0", *nodes)
 
 
 def test_after_the_loss_of_a_coordinator(rig):
@@ -106,8 +103,7 @@ def test_after_the_loss_of_a_coordinator(rig):
     says("cycle 1: ", second, third)
     found = told(rig, "running", "cycle 1", "1 of 3 used", "2 active, 0 spare, 1 missing", code=NEEDS_A_PERSON)
     assert int(str(found["term"])) > 1
-    rig.open("end1")
-    assert [second.wait(), third.wait()] == [0, 0]
+    rig.ends_well("end1", second, third)
     told(rig, "code 0", code=ENDED)
 
 
@@ -125,8 +121,7 @@ def test_a_stopped_coordinator_does_not_take_the_file_back(rig):
     first.line("cycle 1: this node is a hot spare")
     found = told(rig, "running", "cycle 1", "2 active, 1 spare")
     assert (found["term"], found["writer"]) == (term, writer)
-    rig.open("end1")
-    assert [one.wait() for one in (first, second, third)] == [0, 0, 0]
+    rig.ends_well("end1", first, second, third)
 
 
 def test_a_coordinator_that_is_gone_is_silent(rig):

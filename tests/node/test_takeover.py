@@ -35,8 +35,7 @@ def test_result_and_logs_tell_of_all_terms(rig):
     up(second, 2)
     os.kill(up(third, 2)[1], signal.SIGKILL)
     assert {up(second, 3)[0], up(third, 3)[0]} == {0, 1}
-    rig.open("end3")
-    assert [second.wait(), third.wait()] == [0, 0]
+    rig.ends_well("end3", second, third)
     result = rig.result
     assert (result["code"], result["cycles"], result["restarts_used"], len(result["lost_nodes"])) == (0, 4, 3, 1)
     causes = [restart["cause"] for restart in result["restarts"]]
@@ -89,15 +88,19 @@ def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig, fault, shape,
     assert len(writers(rig)[rank]) == lost + 1
 
 
-def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig):
-    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), NVRX_INJECT_GPU_FAILURE="0:0")
-    pids = up(second, 0)[1], up(third, 0)[1]
-    kill(first)
-    says("term . carries on with cycle 0", second, third)
-    rig.open("end0")
-    assert [second.wait(), third.wait()] == [0, 0]
-    assert (up(second, 0)[1], up(third, 0)[1]) == pids and second.cycles == third.cycles == [0]
-    assert rig.result["code"] == 0 and rig.result["restarts"] == []
+@pytest.mark.parametrize(
+    "flags, env",
+    [((), {"NVRX_INJECT_GPU_FAILURE": "0:0"}), (("--ft-restart-policy=min-healthy", "--max-restarts=3"), {})],
+    ids=["no workers", "min-healthy"],
+)
+def test_the_loss_of_a_coordinator_whose_workers_are_not_missed_costs_no_cycle(rig, flags, env):
+    first, *others = nodes = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags, **env)
+    pids = [up(one, 0)[1] for one in (nodes if flags else others)]
+    kill(first, *(pids[:1] if flags else ()))
+    says("term . carries on with cycle 0", *others)
+    rig.ends_well("end0", *others)
+    assert [up(one, 0)[1] for one in others] == pids[-2:] and [one.cycles for one in others] == [[0], [0]]
+    assert rig.result["code"] == 0 and len(rig.result["restarts"]) == 0
 
 
 @pytest.mark.matrix
@@ -142,8 +145,7 @@ def test_logs_that_cannot_be_opened_hold_no_agent(rig):
     second.line("the log file system did not return within 1.5 s: what the workers write is lost in this cycle")
     up(first, 1)
     until(lambda: len(writers(rig)[1]) == 2, "rank 1 writes again")
-    rig.open("end1")
-    assert [first.wait(), second.wait()] == [0, 0]
+    rig.ends_well("end1", first, second)
     assert [len(spans) for spans in writers(rig).values()] == [2, 2]
     assert "out of reach" not in first.text and rig.result["restarts_used"] == 1
 
@@ -157,18 +159,6 @@ def test_of_two_nodes_the_survivor_waits_for_another_one_and_no_longer_than_the_
     second.line("1 of at least 2 nodes")
     assert second.wait() == 94 and stat(pid)[1] in ("", "Z")
     assert rig.result["code"] == 94
-
-
-def test_under_min_healthy_the_ranks_of_the_others_run_on(rig):
-    flags = ("--ft-restart-policy=min-healthy", "--max-restarts=3")
-    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags)
-    pids = [up(one, 0)[1] for one in (first, second, third)]
-    kill(first, pids[0])
-    says("term . carries on with cycle 0", second, third)
-    rig.open("end0")
-    assert [second.wait(), third.wait()] == [0, 0]
-    assert [up(one, 0)[1] for one in (second, third)] == pids[1:] and second.cycles == third.cycles == [0]
-    assert rig.result["code"] == 0
 
 
 DIES_AT_THE_END = """

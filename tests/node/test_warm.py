@@ -194,8 +194,8 @@ def test_workers_are_executed(rig, work, flags, argument, python):
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
     env = {"PYTHON_EXEC": str(wrapper)} if python else {}
-    one = rig.run(work, "--nproc-per-node=2", PRELOAD, *flags, args=(argument,), **env)
-    assert one.wait() == 0 and imports(rig) == 2
+    one = rig.ran(work, "--nproc-per-node=2", PRELOAD, *flags, args=(argument,), **env)
+    assert imports(rig) == 2
     pids_of(one, 0, "executed")
 
 
@@ -239,8 +239,7 @@ def test_modules_that_cannot_be_forked_are_left_out(rig, work):
         if code is not None:
             (rig.dir / f"bad_{name}.py").write_text(code)
     names = ",".join(f"bad_{name}" for name in UNFIT)
-    one = rig.run(work, "--nproc-per-node=2", f"--ft-preload=slow,{names}", args=("0",))
-    assert one.wait() == 0
+    one = rig.ran(work, "--nproc-per-node=2", f"--ft-preload=slow,{names}", args=("0",))
     pids_of(one, 0, "forked")
     for name, (_, told) in UNFIT.items():
         sentences = [said for said in one.said if f"workers import bad_{name} themselves" in said]
@@ -250,8 +249,7 @@ def test_modules_that_cannot_be_forked_are_left_out(rig, work):
 
 def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig, work):
     (rig.dir / "bad.py").write_text("import ctypes; ctypes.string_at(0)")
-    one = rig.run(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
-    assert one.wait() == 0
+    one = rig.ran(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
     pids_of(one, 0, "executed")
     assert len([said for said in one.said if "the template process ended with" in said]) == 1
 
@@ -302,8 +300,7 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
     assert up(spare, 2, 0)[0] == "forked"
     (late,) = rig.step([nodes.index(active)], 2, "1:2", script, *flags)
     until(lambda: have(late, "numpy", []), "it hears of that from a node that was a spare, too")
-    rig.open("end2")
-    assert [one.wait() for one in (spare, late)] == [0, 0]
+    rig.ends_well("end2", spare, late)
 
 
 # Stand in for libraries that take seconds to import.
@@ -394,8 +391,8 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 def test_the_first_workers_are_executed_in_doubt(rig, first, more, before, held):
     script, env = with_libraries(rig, first, **more)
     rig.before = HOLDS
-    one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
-    assert one.wait() == 0 and [had(one, 0, rank)[0] for rank in (0, 1)] == [before, before]
+    one = rig.ran(script, "--nproc-per-node=2", args=("0",), **env)
+    assert [had(one, 0, rank)[0] for rank in (0, 1)] == [before, before]
     assert one.text.count("an interpreter waits") == held
     # The coordinator tells why, if it hears before the plan that no template can be made.
     others = [said for said in one.said if not said.startswith("cycle 0: all ranks are executed")]

@@ -46,8 +46,7 @@ def test_a_script_that_sets_what_an_import_has_read_is_executed_and_then_forked_
 def test_ranks_that_others_may_know_start_again_which_uses_no_restart(rig):
     (rig.dir / "moody.py").write_text(MOODY)
     flags = ("--nproc-per-node=2", "--max-restarts=0", SOON, "--ft-preload=moody")
-    one = rig.run(rig.script(SETS), *flags, args=("0", "has a connection"))
-    assert one.wait() == 0
+    one = rig.ran(rig.script(SETS), *flags, args=("0", "has a connection"))
     assert [up(one, 1, rank)[::2] for rank in (0, 1)] == [("executed", "good")] * 2
     assert "up 0" not in one.text and any("all ranks are executed" in said for said in one.said)
 
@@ -69,8 +68,8 @@ def test_a_package_that_sets_a_variable_before_torch_is_forked_from_the_first_cy
     packages = rig.dir / "packages"
     packages.mkdir()
     (packages / "lightning.py").write_text(PACKAGE)
-    one = rig.run(rig.script(BY_A_PACKAGE), "--nproc-per-node=1", PYTHONPATH=str(packages))
-    assert one.wait() == 0 and up(one, 0, 0)[::2] == ("forked", "good")
+    one = rig.ran(rig.script(BY_A_PACKAGE), "--nproc-per-node=1", PYTHONPATH=str(packages))
+    assert up(one, 0, 0)[::2] == ("forked", "good")
 
 
 QUIETLY = """
@@ -84,8 +83,8 @@ say("up", CYCLE, "rank", RANK, "forked" if "moody" in getattr(sys.meta_path[0], 
 def test_a_module_that_reads_late_is_compared_at_its_import(rig):
     """Also where no call has told that the variable was set."""
     (rig.dir / "moody.py").write_text(MOODY)
-    one = rig.run(rig.script(QUIETLY), "--nproc-per-node=1", "--ft-preload=moody", args=("0",))
-    assert one.wait() == 0 and up(one, 0, 0)[::2] == ("executed", "good")
+    one = rig.ran(rig.script(QUIETLY), "--nproc-per-node=1", "--ft-preload=moody", args=("0",))
+    assert up(one, 0, 0)[::2] == ("executed", "good")
 
 
 CLEARS = """
@@ -100,8 +99,8 @@ say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.get
 
 def test_variables_that_are_unset_for_a_moment_are_as_they_were(rig):
     (rig.dir / "moody.py").write_text(MOODY)
-    one = rig.run(rig.script(CLEARS), "--nproc-per-node=1", "--ft-preload=moody", MOOD="good")
-    assert one.wait() == 0 and up(one, 0, 0)[::2] == ("forked", "good")
+    one = rig.ran(rig.script(CLEARS), "--nproc-per-node=1", "--ft-preload=moody", MOOD="good")
+    assert up(one, 0, 0)[::2] == ("forked", "good")
 
 
 DIFFERS = """

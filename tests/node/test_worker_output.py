@@ -43,8 +43,7 @@ def test_much_output_and_last_lines_without_a_newline_arrive(rig):
 def test_redirects_tee_and_filter(rig, flags, stdout, stderr):
     """Everything is in the files, whatever is shown; stdout and stderr stay apart."""
     script = rig.script("say('out'); print('err', file=sys.stderr)")
-    one = rig.run(script, "--nproc-per-node=2", *flags.split(), split=True)
-    assert one.wait() == 0
+    one = rig.ran(script, "--nproc-per-node=2", *flags.split(), split=True)
     both = one.text, one.process.stderr.read().decode()
     if "none" in flags:
         shown = [sorted(x for x in text.splitlines() if x in ("out", "err")) for text in both]
@@ -108,8 +107,7 @@ def test_a_cycle_that_starts_on_a_full_disk_goes_on_without_its_logs(rig, small_
         with open(os.path.join(os.environ["NVRX_TEST_GATES"], f"done{RANK}"), "x"):
             pass
     """)
-    one = rig.run(script, "--max-restarts=1", "--nproc-per-node=2", "--redirects=3")
-    assert one.wait() == 0
+    one = rig.ran(script, "--max-restarts=1", "--nproc-per-node=2", "--redirects=3")
     assert "exited with code 3" in one.text and "restart 1 of 1" in one.text
     assert one.text.count("No space left on device: what the workers write is lost in this cycle") == 1
     assert sorted(path.name for path in rig.dir.glob("done*")) == ["done0", "done1"]
@@ -129,8 +127,7 @@ def test_ways_to_start_and_arguments(rig, flag, program):
     (rig.dir / "wrapper").write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
     (rig.dir / "wrapper").chmod(0o755)
     given = ["--nnodes", "a b", "-m", "$HOME", "", "--out=${local_rank}/of-${local_rank}"]
-    one = rig.run(program, flag, "--nproc-per-node=2", args=given)
-    assert one.wait() == 0
+    rig.ran(program, flag, "--nproc-per-node=2", args=given)
     for rank in (0, 1):
         assert json.loads(rig.log(0, rank, "out")) == ["__main__", [*given[:-1], f"--out={rank}/of-{rank}"]]
 
@@ -156,8 +153,7 @@ def test_environment_contract_of_torchrun(rig):
         say(json.dumps([dict(os.environ), [sys.stdin.read(), fds, os.getsid(0) == os.getpid()]]))
     """)
     flags = ("--nproc-per-node=2", "--max-restarts=3", "--role=trainer")
-    one = rig.run(script, *flags, NVRX_TOKEN="secret", MY_OWN="kept", OMP_NUM_THREADS="")
-    assert one.wait() == 0
+    rig.ran(script, *flags, NVRX_TOKEN="secret", MY_OWN="kept", OMP_NUM_THREADS="")
     env, shape = json.loads(rig.log(0, 1, "out"))
     assert shape == ["", [0, 1, 2], True]  # stdin is empty, no descriptor leaks, a session of its own
     expected = {

@@ -29,8 +29,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig):
     """)
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
     one.line(r"\[rank 0\] up")
-    rig.open()
-    assert one.wait() == 0
+    rig.ends_well("go", one)
     assert rig.log(0, 0, "out") == "up 0 0\n" and rig.log(1, 0, "out") == "up 1 1\n"
     assert rig.log(0, 1, "out") == "up 0 0\n" and rig.log(1, 1, "out") == "up 1 1\n"
     assert "exited with code 1: ValueError: bad luck; restart 1 of 1" in one.text
@@ -80,8 +79,7 @@ while CYCLE == 0:
     time.sleep(0.02)
 client.shutdown_workload_monitoring()
 """)
-    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=0.6")
-    assert one.wait() == 0
+    one = rig.ran(script, "--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=0.6")
     one.line(r"rank 1 .*hung: .*no heartbeat for ")
     stacks = rig.log(0, 1, "err")
     assert "in spin_for_ever" in stacks and "Fatal Python error" not in stacks
@@ -127,12 +125,10 @@ if CYCLE == 0:
 def test_job_restarts_after_its_directory_was_removed(rig):
     """As by a cleaner of /tmp. It is made again."""
     one = rig.run(rig.script(CLIENT + BEATS), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] beaten in 0$")
+    one.ranks("beaten in 0$")
     (found,) = (rig.dir / "tmp").glob("nvrx-agent-*")
     shutil.rmtree(found)
-    rig.open()
-    assert one.wait() == 0
+    rig.ends_well("go", one)
     assert [rig.log(1, rank, "out") for rank in (0, 1)] == ["beaten in 1\n"] * 2
     assert "goes on without its monitor" not in one.text and "internal error" not in one.text
 
@@ -149,69 +145,13 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def test_sigkill_of_the_agent_takes_everything_down(rig):
     one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
     pids = [int(pid) for rank in (0, 1) for pid in one.line(rf"\[rank {rank}\] family (\d+) (\d+)").groups()]
-    for rank in (0, 1):
-        one.line(rf"\[rank {rank}\] child up")
+    one.ranks("child up")
     until(lambda: len(one.monitors()) == 2, "both monitors")
     processes = [init.process(pid) for pid in (*pids, *one.monitors())]
     assert None not in processes
     one.signal(signal.SIGKILL)
     assert await_end(processes, 60.0) == []
     assert one.wait() == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    "handler, body, last",
-    [
-        ("say('ran')", "lock(mutex), lock(mutex)", "waits\n"),  # the main thread is in C, so that no handler begins
-        (
-            "subprocess.run([sys.executable, '-c', 'import time; time.sleep(2)']), save(0)",
-            "time.sleep(1000)",
-            "saved\n",
-        ),
-        ("event.set()", "threading.Thread(target=upload).start(), time.sleep(1000)", "saved\n"),
-    ],
-)
-def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig, handler, body, last):
-    script = f"""
-        import ctypes, select, threading
-        lock, mutex, event = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64), threading.Event()
-        def save(duration_s=2):
-            time.sleep(duration_s), say("saved"), os._exit(0)
-        def upload(packets=500):  # waits in the same call for each, as with a socket that has a timeout
-            while packets:
-                select.select([], [], [], 0.004)
-                packets -= event.is_set()
-            save(0)
-        signal.signal(signal.SIGTERM, lambda *_: ({handler}))
-        say("up", CYCLE)
-        if CYCLE == 0:
-            say("pid", os.getpid(), "waits")
-            (gate(), os._exit(1)) if RANK else ({body})
-    """
-    flags = ("--max-restarts=1", "--workers-stop-timeout=600", "--ft-stop-idle-timeout=0.4")
-    one = rig.run(rig.script(script), "--nproc-per-node=2", *flags)
-    waits_in = Path("/proc", one.line(r"\[rank 0\] pid (\d+) waits")[1], "wchan")
-    until(lambda: re.search("futex|nanosleep", waits_in.read_text()), "rank 0 waits in its last line")
-    rig.open()
-    assert one.wait() == 0 and rig.log(0, 0, "out").endswith(last)
-
-
-def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig):
-    script = rig.script("""
-        signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
-        say("up", CYCLE)
-        if CYCLE == 0 and RANK == 1:
-            gate()
-            os._exit(1)
-        if CYCLE == 0:
-            while True:
-                signal.pause()
-    """)
-    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--workers-stop-timeout=0.4")
-    one.line(r"\[rank 0\] up 0")
-    rig.open()
-    assert one.wait() == 0
-    assert rig.log(0, 0, "out") == "up 0\nignored\n"
 
 
 def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path):
