@@ -23,7 +23,6 @@ from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.codec import from_plain
-from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.rank.loss import LossReport
 from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import ProtocolError, UsageError
@@ -32,7 +31,6 @@ from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
-from nvrx_slurm.node.monitors.times import times_of
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
@@ -245,13 +243,8 @@ class RankMonitor(SupervisedProcess):
         """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
         return self._life is not None and self._life.page.words[INIT] != 0
 
-    def times(self, sections: Sequence[str], released_s: float) -> RankTimes:
-        """How the worker, released then (monotonic seconds), has spent its time; ask before unwatch()."""
-        words, now_s = self.words(), time.monotonic()
-        return RankTimes(released_s, now_s) if words is None else times_of(words, sections, released_s, now_s)
-
     def words(self) -> list[int] | None:
-        """All words of the page, where there is one."""
+        """All words of the page, where there is one; ask before unwatch()."""
         return None if self._life is None else self._life.page.words[:WORDS].tolist()
 
     def reports(self, read: int, right: bool) -> tuple[int, list[LossReport]]:

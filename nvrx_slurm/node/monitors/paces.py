@@ -13,7 +13,7 @@ from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.rank.stalls import Stalls
 from nvrx_slurm.core.rank.watch import STEP_SECTION
 from nvrx_slurm.node.monitors.monitors import RankMonitor
-from nvrx_slurm.node.monitors.times import waits_of
+from nvrx_slurm.node.monitors.times import times_of, waits_of
 from nvrx_slurm.types import Pace, Plan, RankPace, Window
 
 if TYPE_CHECKING:
@@ -52,9 +52,11 @@ class Paces:
 
     def times(self, local_rank: int, released_s: float) -> RankTimes:
         """How a worker has spent its time until now."""
-        if not self._monitors:
-            return RankTimes(released_s, self._loop.time())
-        return self._monitors[local_rank].times(self._sections, released_s)
+        words = self._monitors[local_rank].words() if self._monitors else None
+        now_s = self._loop.time()
+        if words is None:
+            return RankTimes(released_s, now_s)
+        return times_of(words, self._sections, released_s, now_s)
 
     def begin(self, plan: Plan) -> None:
         """The workers of this plan have started."""
