@@ -81,7 +81,10 @@ def from_plain(value: Any, kind: Any) -> Any:
 
 def _cut(value: Any, hint: Any = None) -> Any:
     """Cut texts and lists to the bounds in `hint`, at any depth. Lone surrogates, which paths may hold, become "?"."""
-    lengths = [one.max_length for one in _metas(hint) if one.max_length is not None]
+    bare, *metas = get_args(hint) if get_origin(hint) is Annotated else [hint]
+    lengths = [
+        one.max_length for one in metas if isinstance(one, Meta) and one.max_length is not None
+    ]
     most = min(lengths, default=None)
     if type(value) is str:
         return value.encode("utf-8", "replace").decode()[:most]
@@ -92,7 +95,7 @@ def _cut(value: Any, hint: Any = None) -> Any:
     if isinstance(value, list):
         return [_cut(one) for one in value]
     if isinstance(value, tuple):
-        item = next(iter(get_args(_bare(hint))), None)
+        item = next(iter(get_args(bare)), None)
         return tuple(_cut(one, item) for one in value[:most])
     if not isinstance(value, Record):
         return value
@@ -103,15 +106,3 @@ def _cut(value: Any, hint: Any = None) -> Any:
 
 
 _hints: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
-
-
-def _metas(hint: Any) -> list[Meta]:
-    return (
-        [one for one in get_args(hint) if isinstance(one, Meta)]
-        if get_origin(hint) is Annotated
-        else []
-    )
-
-
-def _bare(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint

@@ -52,6 +52,9 @@ Ended = Annotated[int, Meta(ge=-255, le=255)]  # as subprocess reports it: negat
 Signum = Annotated[int, Meta(ge=0, le=64)]
 Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]  # also Unix time; not NaN
 
+# of the environment; None = not set
+Variables = Annotated[dict[str, str | None], Meta(max_length=1000)]
+
 # The sender cuts what is longer, see `codec.fitted`.
 AtMost8 = Annotated[tuple[T, ...], Meta(max_length=8)]
 AtMost16 = Annotated[tuple[T, ...], Meta(max_length=16)]

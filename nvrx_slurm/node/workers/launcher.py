@@ -266,21 +266,20 @@ class Launcher:
 
     def _hear(self, message: Message) -> None:
         """A worker tells of its imports."""
-        local_rank = self._ranks.get(message["pid"])
+        local_rank = self._ranks.get(message.pid)
+        why = message.anew or message.restart
         if local_rank is None:
             return
-        changes = message["changes"]
-        if "imported" in message:
-            return self._learned.imported(local_rank, message["imported"], changes)
-        self._inexact = why = message.get("anew") or message["restart"]
-        module = str(message.get("module"))
-        self._learned.missed(module)
-        self._learned.imported(local_rank, module, changes)  # until the executed worker knows better
+        if not why:
+            return self._learned.imported(local_rank, message.imported, message.changes)
+        self._inexact = why
+        self._learned.missed(message.module)
+        self._learned.imported(local_rank, message.module, message.changes)  # until the executed worker knows better
         say = self._note_once if self._is_said else self._hooks.say
-        say(f"ranks begin again, executed and not forked: {why}{_way_to_be_warm(changes)}")
+        say(f"ranks begin again, executed and not forked: {why}{_way_to_be_warm(message.changes)}")
         self._is_said = True
         self._tell_warmth()
-        if "restart" in message:
+        if message.restart:
             self._hooks.inexact(local_rank, why)
 
     # --- templates and standbys -----------------------------------------------------------------------------

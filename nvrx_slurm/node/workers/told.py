@@ -7,16 +7,27 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from nvrx_slurm import types as t
+from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.preload import Module
+from nvrx_slurm.declared import Record, Variables
+from nvrx_slurm.errors import ProtocolError
 
 _MESSAGE_BYTES = 1 << 16
-_MAX_CHANGES = 1000  # variables in a message
 _NOT_SET = "\0"  # no value of a variable
-Message = Mapping[str, Any]  # see `warm.template`
+
+
+class Message(Record):
+    """What a worker tells, see `warm.template`: one of `imported`, `anew` and `restart`."""
+
+    pid: int
+    changes: Variables
+    imported: str = ""
+    anew: str = ""
+    restart: str = ""
+    module: str = ""
 
 
 def as_news(modules: Sequence[Module]) -> t.Imports:
@@ -41,7 +52,7 @@ def as_modules(news: t.Imports) -> tuple[Module, ...]:
 
 
 class Told:
-    """Hands each message to `on_message(message)`: "pid", "changes", and one of "imported", "anew", "restart".
+    """Hands each message to `on_message(message)`.
 
     Any process of this user can send here, so what is no such message is dropped. All methods belong to the thread of
     the running event loop. Raises OSError where no socket can be made.
@@ -69,19 +80,7 @@ class Told:
 
     def _hear(self) -> None:
         try:
-            message = json.loads(self._socket.recv(_MESSAGE_BYTES))
-        except (BlockingIOError, ValueError, RecursionError):
+            message = from_plain(json.loads(self._socket.recv(_MESSAGE_BYTES)), Message)
+        except (BlockingIOError, ValueError, RecursionError, ProtocolError):
             return
-        if _is_valid(message):
-            self._on_message(message)
-
-
-def _is_valid(message: object) -> bool:
-    if not isinstance(message, dict) or type(message.get("pid")) is not int:
-        return False
-    changes = message.get("changes")
-    if not isinstance(changes, dict) or len(changes) > _MAX_CHANGES:
-        return False
-    values = (value for value in changes.values() if value is not None)
-    texts = [message[key] for key in ("imported", "anew", "restart") if key in message]
-    return len(texts) == 1 and all(isinstance(text, str) for text in (*texts, *values))
+        self._on_message(message)
