@@ -120,7 +120,7 @@ TEXTS = {
     "secrets": (lambda text: redact.Redactor(["ann"]).clean(text), _Never, "token=a Bearer x 10.0.0.1 ann hf_12345678"),
     "health report": (outcome.from_json, ValueError, REPORT),
     "node service": (node_service.parse_output, _Never, '{"fail_count": 0}'),
-    "kernel log": (lambda text: kernel_log.parsed(text, 1), _Never, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU"),
+    "kernel log": (kernel_log.parsed, _Never, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU"),
     "host list": (nodelist.expand, UsageError, "n[01-03,7]-ib[0-1],m"),
     "counts": (nodelist.different_counts, UsageError, "2(x3),1"),
     "job": (lambda text: slurm.job(text, 7), SlurmError, JOB),

@@ -15,8 +15,8 @@ import click
 
 from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution import named_node
-from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
 from nvrx_slurm.core.attribution.fields import fields_of
+from nvrx_slurm.core.attribution.matches import BETWEEN_LINES
 from nvrx_slurm.core.attribution.raised import frames, raised_in
 from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.attribution.verdict import owners_of

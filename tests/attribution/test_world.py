@@ -9,7 +9,8 @@ import cases as first
 import pytest
 import world
 
-from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES, examine
+from nvrx_slurm.core.attribution.evidence import examine
+from nvrx_slurm.core.attribution.matches import BETWEEN_LINES
 from nvrx_slurm.core.attribution.places import PLACES, place_of
 from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.attribution.said import what_to_do

@@ -13,9 +13,8 @@ from nvrx_slurm.core.attribution.matches import (
     HEADLINE,
     Match,
     errors,
-    is_advice,
+    last_said,
     printed,
-    tells_of_error,
     told,
 )
 from nvrx_slurm.core.attribution.named_node import node_of
@@ -30,12 +29,10 @@ from nvrx_slurm.core.attribution.raised import (
     frames,
     raised_in,
 )
-from nvrx_slurm.core.attribution.reached import progress
 from nvrx_slurm.core.attribution.rules import named, used
 from nvrx_slurm.core.attribution.signatures import Signature
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
-BETWEEN_LINES = " | "  # between lines of a program without a rule
 TAIL_BYTES = 64 * 1024  # of each file that is looked at
 _LINE_CHARS = 300
 _LAST_LINES, _LAST_BYTES = 5, 8192  # that may tell why a program ended that raised no exception
@@ -47,10 +44,6 @@ _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _BY_SIGNAL = range(129, 160)  # a shell's exit codes for a child that a signal ended
 _YIELDS, _LAST = 2, 3  # rows
-_SAID_LINES = 3  # that say how a program ended, where no rule knows more
-_NOISE = re.compile(
-    r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$|[=-]{20}|error_file: |To enable traceback"
-)
 _SHARED, _FULL = "shared-memory", "disk-full"
 _LAST_ERROR = b"Last error:"  # of NCCL: its own verdict is in the next line
 # the rule of a rank that was told to end: what follows that says nothing of a cause
@@ -350,63 +343,56 @@ def _of_signature(
     head = line[:_LINE_CHARS]
     print_ = _fingerprint(fault, s.name, head)
     return Finding(
-        s.name,
-        s.role,
-        s.blame,
-        s.confidence,
-        s.remedy,
-        print_,
-        head,
-        rests_on,
-        node,
+        rule=s.name,
+        role=s.role,
+        blame=s.blame,
+        confidence=s.confidence,
+        remedy=s.remedy,
+        fingerprint=print_,
+        line=head,
+        rests_on=rests_on,
+        node=node,
     )
 
 
 def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
     """No rule knows what it printed: how it ended is all there is, with its last lines."""
     ended_by = _ended_by(fault)
-    known_by, rests_on = "", "exit"
-    blame, sure = Blame.UNKNOWN, Confidence.GUESS
     if _is_raised(fault):
         found = frames(fault.traceback)
         is_library = not found or found[0][1]
         carries = is_library and _CARRIES.match(fault.message)
-        if OF_CODE.match(fault.message) and not carries and not _is_cut(fault, True):
-            sure = Confidence.LIKELY
-        # equal failures are known by the exception's own words, and not by this rule
-        rule, line = RAISED, fault.message
-        rests_on, blame = "text", Blame.USER
-    elif ended_by == _SIGTERM:
+        is_sure = OF_CODE.match(fault.message) and not carries and not _is_cut(fault, True)
+        sure = Confidence.LIKELY if is_sure else Confidence.GUESS
+        return _unclear(fault, RAISED, fault.message, "text", Blame.USER, sure)
+    if ended_by == _SIGTERM:
         return of_rule(fault, _STOPPED, "", "exit")
-    else:
-        rule = known_by = "native-crash" if ended_by in _NATIVE else ""
-        line = _said_last(texts)
-    print_ = _fingerprint(fault, known_by, fault.message)
-    head = line[:_LINE_CHARS]
-    return Finding(rule, LineRole.UNCLEAR, blame, sure, Remedy.RESTART, print_, head, rests_on)
+    rule = "native-crash" if ended_by in _NATIVE else ""
+    return _unclear(
+        fault,
+        rule,
+        last_said(texts, _ABORT_BYTES, _LINE_CHARS),
+        "exit",
+        Blame.UNKNOWN,
+        Confidence.GUESS,
+    )
 
 
-def _said_last(texts: Sequence[bytes]) -> str:
-    """The last lines of stderr, else of stdout, that are neither progress nor advice, in one line; "" = none.
-
-    The last line that tells of an error and the last of all, or else the last three.
-    """
-    for text in texts:
-        lines = text[-_ABORT_BYTES:].decode("utf-8", "replace").split("\n")
-        said = [line.strip() for line in lines if not _is_noise(line)]
-        if said:
-            wrong = [line for line in said[:-1] if tells_of_error(line)]
-            shown = [wrong[-1], said[-1]] if wrong else said[-_SAID_LINES:]
-            most = _LINE_CHARS // len(shown) - len(BETWEEN_LINES)
-            return BETWEEN_LINES.join(line[:most] for line in shown)
-    return ""
-
-
-def _is_noise(line: str) -> bool:
-    lower = line.lower().encode("utf-8", "replace")
-    if _NOISE.search(line):
-        return True
-    return progress(lower) >= 0 or is_advice(lower)
+def _unclear(
+    fault: RankFault, rule: str, line: str, rests_on: str, blame: Blame, sure: Confidence
+) -> Finding:
+    """The same rule is none where equal failures are looked for: an exception is known by its own words."""
+    known_by = "" if rule == RAISED else rule
+    return Finding(
+        rule=rule,
+        role=LineRole.UNCLEAR,
+        blame=blame,
+        confidence=sure,
+        remedy=Remedy.RESTART,
+        fingerprint=_fingerprint(fault, known_by, fault.message),
+        line=line[:_LINE_CHARS],
+        rests_on=rests_on,
+    )
 
 
 def _ended_by(fault: RankFault) -> int:

@@ -21,6 +21,11 @@ _ERROR = re.compile(
 )
 _MOST_LINES = 20  # per text of a signature
 _ADVICE = tuple(text.encode() for text in ADVICE)
+_SAID_LINES = 3  # that say how a program ended, where no rule knows more
+BETWEEN_LINES = " | "  # of these
+_NOISE = re.compile(
+    r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$|[=-]{20}|error_file: |To enable traceback"
+)
 _OF_FIELDS = "@"  # a rule's pattern that asks for fields begins so
 
 
@@ -67,14 +72,31 @@ def errors(text: bytes, signatures: Sequence[Signature]) -> Iterator[Match]:
         yield match._replace(place=ELSEWHERE)
 
 
-def tells_of_error(line: str) -> bool:
-    """Whether a line speaks of an error."""
-    return _ERROR.match(line.encode("utf-8", "replace")) is not None
-
-
 def is_advice(lower: bytes) -> bool:
     """Whether a line only says what one could do."""
     return any(hint in lower for hint in _ADVICE)
+
+
+def last_said(texts: Sequence[bytes], most_bytes: int, most_chars: int) -> str:
+    """The last lines of the first text that has any which are neither progress nor advice, in one line; "" = none.
+
+    The last line that tells of an error and the last of all, or else the last three.
+    """
+    for text in texts:
+        lines = text[-most_bytes:].decode("utf-8", "replace").split("\n")
+        said = [line.strip() for line in lines if not _is_noise(line)]
+        if not said:
+            continue
+        wrong = [line for line in said[:-1] if _ERROR.match(line.encode())]
+        shown = [wrong[-1], said[-1]] if wrong else said[-_SAID_LINES:]
+        most = most_chars // len(shown) - len(BETWEEN_LINES)
+        return BETWEEN_LINES.join(line[:most] for line in shown)
+    return ""
+
+
+def _is_noise(line: str) -> bool:
+    lower = line.lower().encode("utf-8", "replace")
+    return bool(_NOISE.search(line)) or progress(lower) >= 0 or is_advice(lower)
 
 
 def _matches(
