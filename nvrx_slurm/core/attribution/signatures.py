@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 
@@ -49,6 +49,7 @@ def _signatures(table: str) -> Iterator[Signature]:
             # none: of a place only
             words = tuple(texts.strip().split("; ")) if texts.strip() else ()
             first, *second = map(Blame, blame.split("|"))
+            given: dict[str, Any] = dict.fromkeys(flags, True)
             kind = LineRole(role), first, Confidence(confidence), Remedy(remedy)
             yield Signature(
                 name,
@@ -58,7 +59,7 @@ def _signatures(table: str) -> Iterator[Signature]:
                 advice[topic],
                 pattern.strip(),
                 or_blame=second[0] if second else None,
-                **dict.fromkeys(flags, True),
+                **given,
             )
 
 

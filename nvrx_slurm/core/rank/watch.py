@@ -88,7 +88,7 @@ class RankLimits(
     def _enforced(self, what: str, told: object, configured: float | None) -> float | None:
         if told is None:
             return None
-        least_s = self.workload_check_interval
+        least_s: float = self.workload_check_interval
         return max(seconds(what, told), least_s if configured is None else min(least_s, configured))
 
 
