@@ -159,7 +159,7 @@ class World(Streams):
     def do_Won(self, node, command):
         self.renew()
         self.step(f"e{node}", el.Elected())
-        if self.valid[node] <= self.now:
+        if self.valid[node] <= self.now or el.may_have_left(self.heard(node), self.now, LEASE_S):
             return self.step(f"e{node}", el.Resigned())
         core = self.cores[f"c{node}"]
         self.anew = max(self.lives) > 1 and self.won > 0 and core.electing._led_at is None

@@ -124,6 +124,25 @@ def test_no_order_of_a_larger_world_breaks_a_rule(first):
         assert not explore(first()).queue
 
 
+# Node 2 has voted for node 1 when it is cut off, as node 0 was before. Once both are back they elect node 2, and then
+# the first vote arrives.
+LATE_VOTE = (
+    ("done",), ("arrive", 0), ("arrive", 0), ("arrive", 0), ("cut", 0), ("pass",), ("quiet", 3), ("arrive", 2),
+    ("quiet", 4), ("seek", 2), ("cut", 2), ("pass",), ("tick", "e1"), ("tick", "c1"), ("pass",), ("lapse", 0),
+    ("pass",), ("tick", "e1"), ("tick", "c1"), ("pass",), ("late", 0), ("pass",), ("tick", "e1"), ("tick", "c1"),
+    ("quiet", 7), ("arrive", 2), ("heal", 0), ("heal", 2), ("seek", 0), ("arrive", 2), ("arrive", 2), ("arrive", 0),
+)  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_vote_that_was_under_way_for_long_elects_nobody():
+    with coarse_times():
+        after = world(3, 2, *LATE_VOTE)
+        assert after.cores["e2"].state is Place.LEADING
+        assert after.cores["e1"].state is not Place.LEADING
+        assert not explore(after).queue
+
+
 # --- deliberate defects -----------------------------------------------------------------------------------------------
 
 

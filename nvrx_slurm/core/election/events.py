@@ -130,3 +130,8 @@ MEMBER_SHARE = 0.6
 LEADER_SHARE = 0.7  # ... at this share a coordinator resigns, and its own ranks are killed, ...
 LEASE_SHARE = 0.9  # ... at this share a member's ranks are killed, ...
 FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
+
+
+def may_have_left(heard_s: float, now: float, lease_s: float) -> bool:
+    """Whether a member that was here at `heard_s`, at least, may have voted for another node by `now` (seconds)."""
+    return now - heard_s >= MEMBER_SHARE * lease_s

@@ -252,7 +252,11 @@ class Elections:
     def _won(self, host: CoordinatorHost) -> None:
         self._spawn(_write(self._job.run_dir.take_console))
         self._shell.post(el.Elected())
-        self._lease.check()  # that of votes which have come too late is over
+        heard_s = self._quorum_heard(host)
+        if heard_s is not None and el.may_have_left(heard_s, self._loop.time(), self._lease_s):
+            self._lapsed("its votes were under way for so long that the voters may have left")
+        else:
+            self._lease.check()
         if self._logs is not None and host is self.coordinator:
             self._logs.lead(host.members, host.term, self._transport.token)
 
