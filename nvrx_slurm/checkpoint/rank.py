@@ -30,6 +30,7 @@ from nvrx_slurm.core.checkpoint import loading
 from nvrx_slurm.core.checkpoint.loading import Found
 from nvrx_slurm.core.checkpoint.memory import GENERATIONS
 from nvrx_slurm.monitor import distributed
+from nvrx_slurm.monitor.transport import RankMonitorClientError
 from nvrx_slurm.records import Loaded
 
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
@@ -268,4 +269,7 @@ def _told_to_all(mine: A) -> list[A]:
             f"rank {rank} of {world} cannot tell which iteration the others have; call "
             "torch.distributed.init_process_group before checkpoint.load"
         )
-    return [json.loads(one) for one in distributed.texts_of_all(json.dumps(mine))]
+    try:
+        return [json.loads(one) for one in distributed.texts_of_all(json.dumps(mine))]
+    except RankMonitorClientError as error:
+        raise CheckpointError(str(error)) from error

@@ -26,9 +26,8 @@ REAP_S = 0.3
 DEFAULT_LIMIT_BYTES = 65536
 _CHUNK_BYTES = 65536
 _MAX_READS = 64  # reads of a pipe whose child has ended; a pipe holds a bounded number of bytes
-own: set[int] = (
-    set()
-)  # pids of children, also of `processes`, that were not reaped: none of them is an orphan
+# pids of children, also of `processes`, that were not reaped: none of them is an orphan
+own: set[int] = set()
 # a forked child ends itself that long after its deadline, should this process be gone
 _ALARM_S = 2.0
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -6,6 +6,7 @@ file of the current coordinator to its own output, passes signals on, and ends w
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -114,9 +115,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         worker_argv(here.launch, script, args)
     assert here.slurm is not None
     began_as = here.slurm
-    # the variables are as old as the batch script, and nodes may be lost since
-    nodes = tuple(here.control.job_nodes(began_as.job_id) or began_as.nodes)
-    slurm = replace(began_as, nodes=nodes, nnodes=len(nodes))
+    slurm = _as_it_is_now(began_as, here.control)
     changed = slurm != began_as
     began_s = time.time()
     here = replace(here, slurm=slurm, env={**here.env, BEGAN_ENV: f"{began_s:.3f}"})
@@ -124,9 +123,9 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     prompts = passes_input_on(here, slurm.nnodes * slurm.launchers)
     console = Console("nvrx-run", refresh_s=REFRESH_S, prompts=prompts, began_s=began_s)
     try:
-        links = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
-        is_one = here.launch.until_done or here.launch.chain_links is not None
-        chain = links if is_one else None
+        chain = None
+        if here.launch.until_done or here.launch.chain_links is not None:
+            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
         wanted = run_dir(here)
         code = chain.begin(wanted.log_dir) if chain is not None else None
         if code is not None:
@@ -139,7 +138,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         outside = complete_result(here.control, slurm, directory, code, began_s, console.say)
         if outside is Outside.PREEMPTED and chain is None and here.control.requeues(slurm.job_id):
             # it has left after the notice: Slurm, which requeues it after the GraceTime, would find it failed
-            chain = links
+            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
         if outside is not None and not (chain is not None and chain.requeues):
             name = signal.Signals(code - 128).name
             requeues = chain is not None or outside is not Outside.PREEMPTED
@@ -167,17 +166,29 @@ def _start_step(
     argv = step_argv(here, directory, words)
     if changed:  # the step that lost a node may hold the CPUs of the others for minutes
         argv[1:1] = [f"--nodelist={','.join(slurm.nodes)}", "--overlap"]
-    directory.srun_command.write_text(shlex.join(argv) + "\n")
+    line = shlex.join(argv)
+    directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
     if components := os.environ.get("SLURM_HET_SIZE"):
         console.say(
             f"the job is heterogeneous: this run has the first of its {components} components, {slurm.nnodes} nodes;"
             " ask for one component to train on all"
         )
+    verbose = here.ft.log_level <= logging.DEBUG
     tasks = slurm.nnodes * slurm.launchers
-    console.say(f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
+    console.say(
+        line
+        if verbose
+        else f"starting {tasks} tasks: the srun command is in {directory.srun_command}"
+    )
     env = _step_env(here, slurm, directory, argv)
     return Step(argv, env, directory, slurm.job_id, here.control, console)
+
+
+def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:
+    """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since."""
+    nodes = tuple(control.job_nodes(slurm.job_id) or slurm.nodes)
+    return replace(slurm, nodes=nodes, nnodes=len(nodes))
 
 
 def _step_env(
@@ -189,8 +200,11 @@ def _step_env(
     env[OUT_ENV] = os.path.realpath("/proc/self/fd/1")
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
         left_s = here.control.time_left_s(slurm.job_id)
-        if left_s is not None and left_s < math.inf:
-            env[END_TIME] = f"{time.time() + left_s:.0f}"
+        env |= (
+            {END_TIME: f"{time.time() + left_s:.0f}"}
+            if left_s is not None and left_s < math.inf
+            else {}
+        )
     if "--input=0" in argv:
         env[STDIN_ENV] = "1"
     env[share.DEVICES_ENV] = share.own_devices(env, slurm.nnodes) if slurm.launchers == 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,9 +15,7 @@ import click
 
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
-from nvrx_slurm.errors import UsageError
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
-from nvrx_slurm.slurm.nodelist import expand
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, CoordinatorLog, coordinators_of
 from nvrx_slurm.views.log_tree import began_s, result_of, title
@@ -29,12 +28,13 @@ _FORMS = "a time is 90s, 10m, 2h or 1d ago, 13:45[:30] of today, or 2026-01-31T1
 
 def _ranks(ctx: object, param: object, text: str | None) -> frozenset[int] | None:
     """0,3-5 as {0, 3, 4, 5}."""
-    if text is None:
-        return None
-    try:
-        return frozenset(map(int, expand(f"[{text.replace(' ', '')}]")))
-    except (UsageError, ValueError):
-        raise click.BadParameter(f"{text!r} names no ranks; write 0,3-5") from None
+    found: set[int] = set()
+    for part in text.split(",") if text is not None else ():
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise click.BadParameter(f"{part!r} is neither a rank nor a range; write 0,3-5")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found) if text is not None else None
 
 
 def _time(ctx: object, param: object, text: str | None) -> int | None:
@@ -98,8 +98,10 @@ def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     try:
         for piece in found:
             if _wanted(piece, **only):
-                shown = printable(piece.text.decode("utf-8", "replace")).encode()
-                sys.stdout.buffer.write(piece.text if raw else shown)
+                text = piece.text
+                if not raw:
+                    text = printable(text.decode("utf-8", "replace")).encode()
+                sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end

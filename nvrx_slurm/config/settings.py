@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar
@@ -111,6 +111,14 @@ def by_group(settings: Iterable[Declaration]) -> dict[str, list[Declaration]]:
     return found
 
 
+def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
+    """The settings of one section, in order of declaration."""
+    known: Any = _settings_of  # mypy takes a class of dataclasses for something that has no hash
+    found: tuple[Declaration, ...] = known(cls)
+    return found
+
+
+@cache
 def _settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
     found = []
     group = ""
@@ -119,10 +127,6 @@ def _settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
         group = more.pop("begins", group)
         found.append(_declaration(cls.section, group, f, more))
     return tuple(found)
-
-
-settings_of: Callable[..., tuple[Declaration, ...]] = cache(_settings_of)
-"""The settings of one section, in order of declaration."""
 
 
 def _declaration(section: str, group: str, f: Any, more: dict[str, Any]) -> Declaration:

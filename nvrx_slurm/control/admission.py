@@ -299,8 +299,10 @@ class Listener:
         if first == _TLS_HANDSHAKE:
             with contextlib.suppress(OSError):
                 peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            calls = partial(self._on_frame, peer), partial(self._on_end, peer)
-            peer.stream = Stream(peer.socket, self.identity, True, *calls)
+            peer.answered_s = peer.sent_s = self._loop.time()
+            on_frame = partial(self._on_frame, peer)
+            on_end = partial(self._on_end, peer)
+            peer.stream = Stream(peer.socket, self.identity, True, on_frame, on_end)
         elif first == b"\0" and self._tokens is not None:
             self._loop.remove_reader(peer.socket.fileno())
             peer.task = self._loop.create_task(self._hand_over(peer, self._tokens))

@@ -57,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     else:
         runner.stop_on_sigterm()
     try:
+        if not 0 < interval_s <= policy.MAX_DEADLINE_S:
+            raise UsageError(
+                f"--interval {interval_s:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}"
+            )
         given["expect"] = policy.assignments(given["expect"])
         when = given["when"]
         nothing = policy.Selection(policy.node_name(), when, [], {}, policy.DEADLINES_S[when])

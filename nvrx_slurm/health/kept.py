@@ -22,6 +22,7 @@ from nvrx_slurm.system.hardware import Absent
 
 MAX_FILE_BYTES = 1 << 20
 _NOT_OURS = 0o022  # writable by group or others
+_LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -36,7 +37,7 @@ def rises(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -
     A counter that goes back was reset, or its device was: the next run counts from there.
     """
     node.doing("waiting for another run to end")
-    with open(f"{_path(node, check)}.lock", "ab") as lock:
+    with open(os.open(f"{_path(node, check)}.lock", _LOCK, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = recall(node, check)
         last, at_s = before.get("last", {}), now_s()

@@ -60,18 +60,22 @@ def select(
     include: Sequence[str] = (),
     skip: Sequence[str] = (),
     watch: Sequence[str] = (),
+    config: str | None = None,
+    sysroot: str = "/",
+    node: str = "",
+    expect: Mapping[str, object] | None = None,
     deadline_s: float | None = None,
-    **where: Any,
 ) -> Selection:
     """The checks of a context and those of `include`, or exactly those of `only`; less those of `skip`.
 
-    `where`: as for `read_rules`. Raises UsageError.
+    `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
+    `expect`: values that go over the site's, by name of the setting, typed or as text. Raises UsageError.
     """
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(
             f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}"
         )
-    rules = read_rules(**where, may_do_without=when == "preflight")
+    rules = read_rules(config, sysroot, node, expect, may_do_without=when == "preflight")
     for flag, names in (
         ("--only", only),
         ("--include", include),
@@ -99,8 +103,6 @@ def read_rules(
 ) -> Rules:
     """Built-in and own checks with what the site says about them on `node`. Raises UsageError.
 
-    `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
-    `expect`: values that go over the site's, by name of the setting, typed or as text.
     `may_do_without`: a default site file that this user may not read or trust is only a note; a job's user cannot
     mend it.
     """

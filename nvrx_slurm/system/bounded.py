@@ -124,7 +124,8 @@ def report_defect(task: asyncio.Task[None]) -> None:
     """Of a task that is to end by cancellation only, tell any other end at once: no code awaits its result."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        task.get_loop().call_exception_handler({"message": "a task broke", "exception": error})
+        name = getattr(task.get_coro(), "__qualname__", "a task")
+        task.get_loop().call_exception_handler({"message": f"{name} broke", "exception": error})
 
 
 async def call_or_none(fn: Callable[[], T], timeout_s: float, name: str) -> T | None:

@@ -121,9 +121,8 @@ def facts_of(run: Path) -> ReportFacts:
     }
     plans = [*_plans(cycles, counted, keys)]
     wall_s = float(known["duration_s"])
-    began_s = unix_s(known["ended"]) - wall_s
-    if cycles[1:]:
-        began_s = float(cycles[-1].plan["history"]["began_s"])
+    began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
+    began_s = began[-1] if began else unix_s(known["ended"]) - wall_s
     found = timeline.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown = [*known["restarts"], *_end_of(known)]
     seen = {cycle.number: cycle for cycle in cycles}

@@ -35,13 +35,15 @@ def proven(first: Looks, second: Looks, between_s: float) -> bool:
     pairs = [(before[rank.rank], rank) for rank in second]
     if any({one.state, other.state} <= _STOPPED for one, other in pairs):
         return True
-    if any(not one.frames or one.frames != other.frames for one, other in pairs):
+    if not all(other.frames for _, other in pairs):
+        return False
+    if any(one.frames != other.frames for one, other in pairs):
         return False
     own = [pair for pair in pairs if doing(pair[1]) is not Doing.WAITS]
-    somebody_waits = len(own) < len(pairs)
-    still = own or pairs
-    sleep = (does(one, other, between_s) == SLEEPS for one, other in still)
-    return somebody_waits and all(sleep)
+    nobody_waits = len(own) == len(pairs)
+    if nobody_waits:
+        return False
+    return all(does(one, other, between_s) == SLEEPS for one, other in own or pairs)
 
 
 def does(one: RankEvidence, other: RankEvidence, between_s: float) -> str:
