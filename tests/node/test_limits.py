@@ -139,6 +139,6 @@ def test_a_full_disk_under_the_logs_is_named(rig):
         one = rig.run(rig.script(f"import contextlib\n{FILLS}"), "--max-restarts=1")
         one.line(f"could not write to its log.*{os.strerror(errno.ENOSPC)}: {rig.logs}")
         one.line(r"rule: logs-full \(storage, likely\)")
-        one.line("to do: .*quota.* logs")
+        one.line("to do: .*logs.*quota")
         assert one.wait() == 0
         assert "could not write to its log" in rig.result["restarts"][0]["cause"]
