@@ -34,7 +34,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *(
             f"PartitionName={mode}-{grace_s} Nodes=ALL PreemptMode={mode} GraceTime={grace_s} PriorityTier=1"
             for mode in ("requeue", "cancel")
-            for grace_s in (0, 60)
+            for grace_s in (0, 10)
         ),
         "PartitionName=DEFAULT GraceTime=0 PreemptMode=OFF PriorityTier=9",
     ),

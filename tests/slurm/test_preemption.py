@@ -33,11 +33,11 @@ def told(job: Job) -> list[str]:
 @pytest.mark.parametrize(
     ("partition", "flags"),
     [
-        ("requeue-60", ""),
-        ("cancel-60", DONE),
+        ("requeue-10", ""),
+        ("cancel-10", DONE),
         *(
             pytest.param(*case, marks=pytest.mark.matrix)
-            for case in [("requeue-60", DONE), ("requeue-0", ""), ("requeue-0", DONE), ("cancel-0", DONE)]
+            for case in [("requeue-10", DONE), ("requeue-0", ""), ("requeue-0", DONE), ("cancel-0", DONE)]
         ),
     ],
 )
@@ -53,7 +53,7 @@ def test_a_preempted_job_goes_on_in_its_next_life(varied: Jobs, partition: str, 
     assert "not requeued" not in told(job)[0] and ["code 0" in line for line in told(job)[1:]] == [True] * bool(flags)
 
 
-@pytest.mark.parametrize("partition", ["cancel-60", pytest.param("cancel-0", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("partition", ["cancel-10", pytest.param("cancel-0", marks=pytest.mark.matrix)])
 def test_a_job_that_its_partition_cancels_ends(varied: Jobs, partition: str):
     job = preempted(varied, partition, "")
     end = job.wait_end()

@@ -73,9 +73,13 @@ def test_a_task_with_a_small_part_of_its_job_says_so(env, cpus, said):
     assert said in found and bool(said) is bool(found)
 
 
-def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(needs_slurm, cluster_root):
+@pytest.mark.parametrize("slurm", ["", pytest.param("26.05", marks=pytest.mark.matrix)])
+def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(slurm, needs_slurm, cluster_root):
     """Of AMD: Slurm lists them by another variable. A node without NVML is not unfit."""
-    with MiniCluster(cluster_root, 1, kill_wait_s=5, die_with_owner=True, variants=("amd-gpus",)) as cluster:
+    if reason := MiniCluster.available(slurm):
+        pytest.skip(reason)
+    given = {"kill_wait_s": 5, "die_with_owner": True, "slurm": slurm, "variants": ("amd-gpus",)}
+    with MiniCluster(cluster_root, 1, **given) as cluster:
         jobs = Jobs(cluster)
         job = jobs.submit(TELLS, "--nproc-per-node=gpu", 1, ("--gpus-per-node=3",))
         job.ends("COMPLETED", 0)
