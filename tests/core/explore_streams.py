@@ -31,6 +31,7 @@ class Link:
     agent: int
     to: int
     reign: int  # which of that node's coordinators
+    life: int  # which of that node's agents
     open: bool = True  # at the agent
     accepted: bool = True  # open at the coordinator
     well: float | None = None
@@ -95,7 +96,8 @@ class Streams:
 
     def _told(self, link):
         well = None if link.well is None else self.now - link.well
-        return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
+        of_now = self.reigns.get(link.to) == link.reign
+        return link.agent, link.life, link.to, link.open, link.accepted, well, of_now
 
     def begin(self, name, core):
         self.cores[name] = self.steps.begin(name, core, self.now)
@@ -140,7 +142,7 @@ class Streams:
     def connect(self, node, to):
         self.count += 1
         self.stream[node] = self.count
-        self.links[self.count] = Link(node, to, self.reigns[to])
+        self.links[self.count] = Link(node, to, self.reigns[to], self.lives[node])
         self.step(f"a{node}", ag.Connected())
 
     def leave(self, node, how=None):
@@ -161,7 +163,7 @@ class Streams:
         self.close(number, up=False)
         if self.joined.get((link.reign, link.agent)) == number:
             del self.joined[link.reign, link.agent]
-            self.tell(link, ev.Lost(f"{link.agent}.{self.lives[link.agent]}", "lost", silent_s))
+            self.tell(link, ev.Lost(f"{link.agent}.{link.life}", "lost", silent_s))
 
     def tell(self, link, event):
         if self.reigns.get(link.to) == link.reign:

@@ -75,7 +75,7 @@ class World(Streams):
                 self.joined[here] = number
                 self.tell(link, ev.Joined(message))
         elif self.joined.get(here) == number:
-            self.tell(link, ev.FromAgent(f"{link.agent}.{self.lives[link.agent]}", message))
+            self.tell(link, ev.FromAgent(f"{link.agent}.{link.life}", message))
 
     def on_down(self, number, message):
         link, node = self.links[number], self.links[number].agent
@@ -172,7 +172,7 @@ class World(Streams):
         self.step(f"e{node}", el.Resigned())
 
     def do_SendTo(self, node, command):
-        number = self.joined.get((self.reigns[node], int(command.node_id.split(".")[0])))
+        number = self.joined_as(node, command.node_id)
         if isinstance(command.message, t.Finish) and self.tell_until is None:
             self.decided(node)
         if number is not None and self.links[number].accepted:
@@ -195,9 +195,16 @@ class World(Streams):
         if self.tell_until is not None and isinstance(event, ev.Lost):
             self.tell_until = min(self.tell_until, self.now + GRACE_S - FINDS_S)
 
+    def joined_as(self, node, node_id):
+        """The link by which this life of an agent has joined; None: it is gone."""
+        agent, life = map(int, node_id.split("."))
+        number = self.joined.get((self.reigns[node], agent))
+        return number if number is not None and self.links[number].life == life else None
+
     def do_Drop(self, node, command):
-        number = self.joined.pop((self.reigns[node], int(command.node_id.split(".")[0])), None)
+        number = self.joined_as(node, command.node_id)
         if number is not None:
+            del self.joined[self.reigns[node], self.links[number].agent]
             self.close(number, up=False)
 
     def do_Probe(self, node, command):

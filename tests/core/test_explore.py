@@ -143,6 +143,12 @@ def test_a_vote_that_was_under_way_for_long_elects_nobody():
         assert not explore(after).queue
 
 
+@pytest.mark.process
+def test_an_agent_that_is_back_before_its_stream_has_ended_is_another_one():
+    with coarse_times():
+        assert not explore(world(3, 2, ("kill", 1), ("back", 1))).queue
+
+
 # --- deliberate defects -----------------------------------------------------------------------------------------------
 
 
