@@ -1,8 +1,8 @@
 """What follows from the cause of a cycle besides the restart. Pure.
 
 What loses work (the end of the job, a node less, an older checkpoint) needs a ground: a rule that is certain, a failure
-that comes again, the ranks' own exit codes, or the user's wish. Words that are only likely are none. Each consequence
-asks for its ground.
+that comes again, the ranks' own exit codes, or the user's wish. Words that are only likely are none. `_FOLLOWS` has a
+ground for each consequence.
 """
 
 from __future__ import annotations
@@ -108,10 +108,13 @@ def course(
     limits: RestartLimits,
     excludes_hung: bool,
 ) -> Course:
-    """What follows from a cause: the first consequence that has its ground and applies."""
+    """What follows from a cause: the first consequence in the table that has its ground and applies."""
     case = _Case(v, cycle, past, limits, excludes_hung)
-    found = (consequence(case) for consequence in _FOLLOWS)
-    return next(filter(None, found), Course())
+    for has_ground, consequence in _FOLLOWS:
+        found = consequence(case) if has_ground(case) else None
+        if found is not None:
+            return found
+    return Course()
 
 
 def reruns(past: Sequence[RestartRecord]) -> int:
@@ -119,7 +122,38 @@ def reruns(past: Sequence[RestartRecord]) -> int:
     return next((n for n, one in enumerate(reversed(past)) if one.exit_code != RERUN), len(past))
 
 
-# --- consequences, each with its ground ---------------------------------------------------------
+# --- grounds ------------------------------------------------------------------------------------
+
+
+def _is_certain(case: _Case) -> bool:
+    return case.v.confidence is Confidence.CERTAIN
+
+
+def _is_on_all_ranks(case: _Case) -> bool:
+    return 0 < case.cycle.ranks <= case.v.ranks
+
+
+def _is_rejected(case: _Case) -> bool:
+    """All ranks have ended with the exit code that stands for it."""
+    return case.v.cause.rejects
+
+
+def _comes_again(case: _Case) -> bool:
+    """The cycle before has failed in the same way."""
+    return case.same is not None
+
+
+def _is_counted(case: _Case) -> bool:
+    """So have several cycles before."""
+    return case.v.times >= REPEATS
+
+
+def _is_wanted(case: _Case) -> bool:
+    """The user excludes nodes whose rank hung."""
+    return case.excludes_hung and case.v.cause.kind is FaultKind.HANG
+
+
+# --- consequences -------------------------------------------------------------------------------
 
 
 def _hopeless(case: _Case) -> Course | None:
@@ -128,7 +162,7 @@ def _hopeless(case: _Case) -> Course | None:
     What a single node may lack is certain at the start, and on each node.
     """
     v, cycle = case.v, case.cycle
-    if v.confidence is not Confidence.CERTAIN or v.remedy is not Remedy.STOP:
+    if v.remedy is not Remedy.STOP:
         return None
     is_at_start = cycle.first and cycle.lasted_s < _START_S
     if v.one_node and not (is_at_start and v.nodes == cycle.nodes):
@@ -144,9 +178,8 @@ def _failed_starts(case: _Case) -> Course | None:
     """
     v, cycle = case.v, case.cycle
     most = case.limits.max_failed_starts
-    is_on_all = 0 < case.cycle.ranks <= case.v.ranks
     tries_spare = cycle.nodes == 1 and cycle.has_spare
-    if not is_on_all or not most or v.times < most + tries_spare:
+    if not most or v.times < most + tries_spare:
         return None
     started = cycle.reached >= 0 or cycle.lasted_s >= _START_S
     raised = v.cause.kind is FaultKind.EXIT and v.cause.traceback
@@ -158,15 +191,10 @@ def _failed_starts(case: _Case) -> Course | None:
 
 
 def _rejected(case: _Case) -> Course | None:
-    """Megatron-LM has rejected a result: it asks for other GPUs (16), or has come to a verdict (17).
-
-    All ranks have ended with that exit code.
-    """
+    """Megatron-LM has rejected a result: it asks for other GPUs (16), or has come to a verdict (17)."""
     v = case.v
     cause = v.cause
     first = case.cycle.held_before
-    if not cause.rejects:
-        return None
     if cause.exit_code == RERUN:
         return Course(elsewhere=case.cycle.nodes > 1, suspect=cause.rank if v.rule else -1)
     if v.rule == _APPLICATION:
@@ -230,10 +258,8 @@ def _at_one_iteration(case: _Case) -> Course | None:
     return Course(f"{case.headline}; {how}: code or data, no restart", end)
 
 
-def _repeated(case: _Case) -> Course | None:
+def _repeated(case: _Case) -> Course:
     """The same failure of the script, several times."""
-    if case.v.times < REPEATS:
-        return None
     again = f"the same failure {case.v.times} times"
     if case.limits.stops_on_repeats:
         why = f"{case.headline}; {again}: a restart does not help"
@@ -243,20 +269,20 @@ def _repeated(case: _Case) -> Course | None:
 
 
 def _bad_node(case: _Case) -> Course | None:
-    """The node leaves the job: its rule is certain, or the user excludes nodes whose rank hung."""
+    """The node leaves the job."""
     v = case.v
-    is_wanted = case.excludes_hung and case.v.cause.kind is FaultKind.HANG
-    if v.remedy is not Remedy.ELSEWHERE or not (is_wanted or v.confidence is Confidence.CERTAIN):
-        return None
-    return Course(v.sentence, exclude=v.cause)
+    return Course(v.sentence, exclude=v.cause) if v.remedy is Remedy.ELSEWHERE else None
 
 
-_FOLLOWS: tuple[Callable[[_Case], Course | None], ...] = (
-    _hopeless,
-    _failed_starts,
-    _rejected,
-    _poisoned,
-    _at_one_iteration,
-    _repeated,
-    _bad_node,
+_Ground = Callable[[_Case], bool]
+_Consequence = Callable[[_Case], Course | None]
+_FOLLOWS: tuple[tuple[_Ground, _Consequence], ...] = (
+    (_is_certain, _hopeless),
+    (_is_on_all_ranks, _failed_starts),
+    (_is_rejected, _rejected),
+    (_comes_again, _poisoned),
+    (_comes_again, _at_one_iteration),
+    (_is_counted, _repeated),
+    (_is_certain, _bad_node),
+    (_is_wanted, _bad_node),
 )
