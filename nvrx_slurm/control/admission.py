@@ -49,9 +49,8 @@ class Caller:
         self.task: asyncio.Task[None] | None = None  # hands the token over
         self.greeted = False
         self.node_id = ""  # "" = not registered
-        self.answered_s = self.sent_s = (
-            monotonic()
-        )  # our last answer; not before that it has sent its last beat
+        # our last answer; the peer has sent its last beat at that time or later
+        self.answered_s = self.sent_s = monotonic()
 
     def abort(self, why: Exception) -> None:
         """End its stream."""

@@ -25,9 +25,8 @@ def wait_for_store_first():
 
     def create_store(*args, **named):
         where = args[:2]
-        rank = (
-            args[2] if len(args) > 2 else 0
-        )  # another torch may call it otherwise: then nobody waits
+        # A torch that calls this function otherwise makes nobody wait.
+        rank = args[2] if len(args) > 2 else 0
         if rank:
             _wait_for_server(socket, where)
         return create(*args, **named)

@@ -48,7 +48,7 @@ class CheckServer:
         return found["asked"], outcome.from_json(json.dumps(found))
 
     def news(self):
-        """The failures in a line that nobody asked for."""
+        """The failures that it tells of itself, without a question."""
         asked, found = self.line()
         assert not asked
         return found.grave
