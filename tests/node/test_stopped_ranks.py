@@ -20,7 +20,7 @@ PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Conne
         (-15, "", True, ""),  # it did what it was told
         (-9, "step 12\n", True, ""),
         (-15, f"{TRACE}ValueError: bad\n", True, "python-exception"),  # it was about to end
-        (-15, f"{TRACE}{PEER}\n", True, ""),
+        (-15, f"{TRACE}{PEER}\n", True, "gloo-peer"),  # a victim
         (1, f"{TRACE}KeyError: 'x'\n", False, "python-exception"),
         (1, f"{TRACE}RuntimeError: no such handle\n", False, ""),  # perhaps because of the stop
         (1, f"{TRACE}RuntimeError: no such handle\n", True, "python-exception"),
@@ -28,7 +28,7 @@ PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Conne
         (-6, "NVRM: Xid (PCI:0000:5d:00): 119, pid=1, Timeout\n", False, "gpu-xid"),
     ],
 )
-def test_what_may_be_a_cause(code, text, is_before, rule, tmp_path):
+def test_what_it_has_to_say(code, text, is_before, rule, tmp_path):
     err = tmp_path / "rank.err"
     err.write_text(text)
     stopped_s = time.time() + (60 if is_before else -60)

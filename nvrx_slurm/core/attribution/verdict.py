@@ -103,6 +103,15 @@ def _level(fault: RankFault) -> float:
     return 3 if is_unclear and f.confidence is Confidence.GUESS else 2
 
 
+def is_victim(fault: RankFault) -> bool:
+    """Whether an error only follows from the end of another rank; False where a rank did what SIGTERM asks for."""
+    return (
+        fault.finding is not None
+        and fault.finding.role is LineRole.ECHO
+        and not is_told_to_end(fault)
+    )
+
+
 def is_told_to_end(fault: RankFault) -> bool:
     """Whether a rank has only done what SIGTERM asks for."""
     is_term = fault.exit_code in (-_SIGTERM, _BY_SIGNAL + _SIGTERM)

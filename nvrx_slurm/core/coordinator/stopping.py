@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution import follows, recurrence
 from nvrx_slurm.core.attribution.said import evidence, headline
-from nvrx_slurm.core.attribution.verdict import JudgedCause, is_told_to_end, judge
+from nvrx_slurm.core.attribution.verdict import JudgedCause, is_victim, judge
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
@@ -285,11 +285,10 @@ class Stopping(Part):
 
 def victims(cause: t.RankFault, faults: Iterable[t.RankFault]) -> str:
     """Whose errors only follow from the first cause, so that nobody reads their tracebacks; "": none."""
-    ranks = set()
-    for fault in faults:
-        echoes = fault.finding is not None and fault.finding.role is t.LineRole.ECHO
-        if echoes and fault.rank != cause.rank and not is_told_to_end(fault):
-            ranks.add(fault.rank)
+    ranks = {fault.rank for fault in faults if is_victim(fault)} - {cause.rank}
+    if not ranks:
+        return ""
     named = ", ".join(map(str, sorted(ranks)[:_VICTIMS]))
-    more = f" and {len(ranks) - _VICTIMS} more" if len(ranks) > _VICTIMS else ""
-    return f"victims, whose errors follow from this one: rank {named}{more}" if ranks else ""
+    if len(ranks) > _VICTIMS:
+        named += f" and {len(ranks) - _VICTIMS} more"
+    return f"victims, whose errors follow from this one: rank {named}"

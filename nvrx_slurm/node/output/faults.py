@@ -71,9 +71,10 @@ def from_exit_code(code: int, where: RankFault) -> RankFault | None:
 
 
 def read_rules() -> None:
-    """Import what `with_details` needs, which takes 8 ms; in a thread, so that no restart waits for that."""
-    with contextlib.suppress(OSError):  # `with_details` tries again
+    """Import what judges a fault, which takes 8 ms; in a thread, so that no restart waits for that."""
+    with contextlib.suppress(OSError):  # who needs it tries again
         importlib.import_module("nvrx_slurm.core.attribution.evidence")
+        importlib.import_module("nvrx_slurm.core.attribution.verdict")
 
 
 async def explained(
@@ -146,8 +147,8 @@ def _no_room(folder: Path) -> str:
 def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float, stopped_s: float) -> RankFault:
     """Do as `with_details`, for a rank that was stopped because of another one, at `stopped_s` (`time.time()`).
 
-    It has a finding only if it may be the cause: what it says is no consequence of the stop. A victim may end before
-    the culprit, which still flushes, dumps core or aborts. Never raises.
+    It has a finding if what it says is no consequence of the stop: then it may be the cause, or the victim of another
+    rank. A victim may end before the culprit, which still flushes, dumps core or aborts. Never raises.
     """
     ended, most_bytes = fault, _LOG_BYTES
     if -fault.exit_code in _STOPS:
@@ -159,8 +160,10 @@ def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s
             ended = replace(fault, kind=FaultKind.EXIT, exit_code=1)
     told = with_details(ended, error_file, stderr_file, progress_s, most_bytes=most_bytes)
     found = told.finding
-    if found is None or not found.rule or found.role is LineRole.ECHO:
+    if found is None or not found.rule:
         return fault
+    if found.role is LineRole.ECHO:
+        return told
     with contextlib.suppress(OSError):
         if found.confidence is not Confidence.GUESS or stderr_file.stat().st_mtime <= stopped_s:
             return told

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.account.rank_times import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.declared import replace
 from nvrx_slurm.monitor.lease import Lease
@@ -20,19 +19,19 @@ from nvrx_slurm.node.monitors.client_check import ClientCheck
 from nvrx_slurm.node.monitors.dead_ranks import note_gone
 from nvrx_slurm.node.monitors.inspection import inspect, serve_stacks
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
-from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, none_asked, unix_s, warn_all
+from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, none_asked, warn_all
 from nvrx_slurm.node.monitors.paces import Paces
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.node.output.console import Console, once
 from nvrx_slurm.node.run_dir import ERROR_FILE, Logs
 from nvrx_slurm.node.shell import Post
-from nvrx_slurm.node.signals import ENDING
+from nvrx_slurm.node.workers.exits import Exits
 from nvrx_slurm.node.workers.hanging import name_what_hangs
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
 from nvrx_slurm.node.workers.orphans import OrphanReaper
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, rank_env, worker_env
-from nvrx_slurm.system import bounded, limits
+from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
 
@@ -40,7 +39,6 @@ OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
 _RULES_AFTER_S = 0.3
-_OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
 Tell = Callable[[Pace | Window | t.Imports | t.Warmth | t.Loaded], None]  # sends to the coordinator
 
@@ -59,7 +57,6 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, StartedWorker] = {}
         self._stopping = False
-        self._stopped_s = 0.0  # unix time
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
         spec = job.spec
@@ -81,14 +78,10 @@ class Workers:
         self._opening: asyncio.Task[None] | None = None  # opens the logs of the next workers
         self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
-        self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
         self._plan: Plan | None = None  # the plan of the workers that run, or ran last
+        self._exits: Exits | None = None  # of that plan
         self._say_once = once(console.say)
-        self._plan_at = self._template_s = 0.0  # when the plan came; how long it waited for a template
-        self._times: list[RankTimes] = []  # times of the workers that have ended
-        self._oom_kills = 0  # before they started
-        self._exits_due = 0  # exits that are not yet posted to the agent
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         """What the agent wants of its workers."""
@@ -161,17 +154,17 @@ class Workers:
         """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
         self._orphans.kill_living(later=False)  # what an earlier cycle left
         self._stopping = self._failed = False
-        self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
+        self._plan = plan
+        self._exits = exits = Exits(plan, self._node.nproc, self._spec.in_step, self._post, self._console.say)
         name_what_hangs([self._spec.script, str(self._private_dir)], self._console.say)
-        self._opening = asyncio.ensure_future(self._open_and_start(plan))
+        self._opening = asyncio.ensure_future(self._open_and_start(plan, exits))
         self._opening.add_done_callback(bounded.report_defect)
-        self._oom_kills = limits.oom_kills()
 
-    async def _open_and_start(self, plan: Plan) -> None:
+    async def _open_and_start(self, plan: Plan, exits: Exits) -> None:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
         with Logs(directory, range(first, first + self._node.nproc)) as logs:
             await logs.open(OPEN_TIMEOUT_S)
-            self._template_s = await self._launcher.wait(plan.forked)
+            exits.template_s = await self._launcher.wait(plan.forked)
             await self.cleaned()
             await self._orphans.clean()  # those of workers whose helpers could go on until now
             self._opening = None
@@ -186,7 +179,7 @@ class Workers:
                     self._start_one(plan, logs, local_rank, where)
                 except OSError as error:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
-                    self._loop.call_soon(self._post_exit, local_rank, fault)
+                    self._loop.call_soon(exits.post, local_rank, fault)
         self._client_check.start()
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
@@ -196,18 +189,20 @@ class Workers:
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
-        if self._opening is not None:
+        if self._opening is not None and self._exits is not None:
             self._opening.cancel()
             self._opening = None
             for local_rank in range(self._node.nproc):
-                self._loop.call_soon(self._post_exit, local_rank, None)
+                self._loop.call_soon(self._exits.post, local_rank, None)
 
     def _signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too."""
         if wake:
             self._end_opening()
         if not self._stopping and (wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)):
-            self._stopping, self._stopped_s = True, unix_s(self._loop.time())
+            self._stopping = True
+            if self._exits is not None:
+                self._exits.stop()
         for local_rank, worker in self._alive.items():
             if self._monitors and self._stopping:
                 self._monitors[local_rank].end_hold()
@@ -329,36 +324,7 @@ class Workers:
             if not self._failed and 2 * len(self._alive) <= self._node.nproc:
                 for other in self._alive:
                     self._monitors[other].should_exit()
-        self._times.append(times)
         hang = worker.hang
         fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
-        if fault is None:
-            # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
-            # this process is yet to get, and then the job is cancelled and not done.
-            wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
-            self._loop.call_later(wait_s, self._post_exit, local_rank, fault, early)
-            return
-        stopped, before = self._stopping and hang is None, self._explained
-        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, times, before, stopped))
-
-    async def _explain(
-        self, local_rank: int, fault: RankFault, times: RankTimes, before: asyncio.Task[None] | None, stopped: bool
-    ) -> None:
-        """Add to the fault what the worker wrote, then post its exit. `stopped`: because of another fault."""
-        kind, beat_s, stopped_s = fault.kind, unix_s(times.last_s), self._stopped_s if stopped else 0.0
-        fault = await faults.explained(fault, ERROR_FILE, beat_s, self._oom_kills, stopped_s)
-        if self._spec.in_step and -fault.exit_code in ENDING and not self._stopping:
-            # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
-            # is no fault of the worker.
-            await asyncio.sleep(_OWN_SIGNAL_S)
-        if before is not None:
-            await asyncio.wait({before})
-        self._post_exit(local_rank, replace(fault, silent_s=times.silent_s(kind, self._loop.time())))
-
-    def _post_exit(self, local_rank: int, fault: RankFault | None, early: bool = False) -> None:
-        """Tell the agent; with the last exit of a cycle comes how its ranks have spent their time."""
-        self._exits_due -= 1
-        spent, plan = None, self._plan
-        if not self._exits_due and plan is not None:
-            spent = node_spent(self._times, self._plan_at, self._loop.time(), plan.term, plan.cycle, self._template_s)
-        self._post(ag.WorkerExited(local_rank, fault, early, spent))
+        assert self._exits is not None
+        self._exits.ended(local_rank, fault, times, early, stopped=self._stopping and hang is None)
