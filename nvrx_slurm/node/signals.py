@@ -13,7 +13,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import signal_exit_code
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.shell import Shell
-from nvrx_slurm.system.signals import Received, SignalReader
+from nvrx_slurm.system.signals import BY_KERNEL, Received, SignalReader
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -87,6 +87,8 @@ class Signals:
 def _sent_by_slurm(received: Received) -> bool:
     """Whether slurmstepd sent it, which signals every process of the step and not only this one.
 
-    In a container slurmstepd is outside the PID namespace; the kernel reports 0 for it.
+    In a container slurmstepd is outside the PID namespace; the kernel reports 0 for it. So it does for Ctrl-C in
+    `srun --pty`, which only this process gets: each rank has a session of its own.
     """
-    return received.pid == 0 or descendants.name(received.pid) == b"slurmstepd"
+    outside = received.pid == 0 and received.code != BY_KERNEL
+    return outside or descendants.name(received.pid) == b"slurmstepd"

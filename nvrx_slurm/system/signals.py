@@ -12,15 +12,17 @@ from dataclasses import dataclass
 _SFD_CLOEXEC = 0x80000
 _SFD_NONBLOCK = 0x800
 _INFO_BYTES = 128  # struct signalfd_siginfo
-_INFO = struct.Struct(f"I8xI{_INFO_BYTES - 16}x")  # ssi_signo and ssi_pid
+_INFO = struct.Struct(f"I4xiI{_INFO_BYTES - 16}x")  # ssi_signo, ssi_code and ssi_pid
 _SIGSET_BYTES = 128
+BY_KERNEL = 0x80  # SI_KERNEL: no process sent it, as of Ctrl-C at a terminal
 
 
 @dataclass(frozen=True)
 class Received:
-    """One signal; `pid` is the sender's, 0 = outside this PID namespace."""
+    """One signal; `code` is si_code of sigaction(2). `pid` is the sender's, 0 = outside this PID namespace."""
 
     signum: int
+    code: int
     pid: int
 
 

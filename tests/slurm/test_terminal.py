@@ -11,10 +11,24 @@ from waits import WAIT_S
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
 
 ASKS = 'print("it is", input("name? "))\n'
+OF_FOUR = ["srun", "-N4", "-n4", "--pty", "nvrx-run", "worker.py"]
+# Rank 0, which alone has the terminal, says when all can save.
+SAVES = """
+import time
+def save(signum, frame):
+    mark("saved")
+    sys.exit()
+signal.signal(signal.SIGINT, save)
+mark("ready")
+while RANK == 0 and open(os.environ["TEST_JOB"] + "/marks").read().count("ready") < 4:
+    time.sleep(0.05)
+print("all are ready", flush=True)
+signal.pause()
+"""
 
 
-def typed(jobs, job, argv, prompt, line):
-    """What a terminal shows of a command, in which `line` is typed once it has shown `prompt`."""
+def typed(jobs, job, argv, prompt, line, code=0):
+    """What a terminal shows of a command, in which `line` is typed once it has shown `prompt`, and which ends so."""
     pid, screen = pty.fork()
     if pid == 0:
         clean = {k: v for k, v in os.environ.items() if k != "NVRX_TOKEN"}
@@ -32,7 +46,7 @@ def typed(jobs, job, argv, prompt, line):
             os.write(screen, f"{line}\n".encode())
             answered = True
     os.close(screen)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and answered, shown.decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code and answered, shown.decode()
     return shown.decode()
 
 
@@ -41,6 +55,20 @@ def test_the_only_rank_reads_the_terminal(varied, command):
     job = varied.new(ASKS)
     shown = typed(varied, job, [*command.split(), "worker.py"], "name? ", "alice")
     assert "it is alice" in shown and "cycle 0" in shown
+
+
+def test_several_nodes_train_at_a_terminal(varied):
+    job = varied.new("mark('trained')\n")
+    shown = typed(varied, job, OF_FOUR, "cycle 0", "")
+    assert "job ends with code 0" in shown
+    assert [mark.rank for mark in job.marks("trained")] == [0, 1, 2, 3]
+
+
+def test_ctrl_c_at_the_terminal_lets_the_ranks_of_all_nodes_save(varied):
+    job = varied.new(SAVES)
+    shown = typed(varied, job, OF_FOUR, "all are ready", "\x03", 130)
+    assert "job ends with code 130" in shown
+    assert [mark.rank for mark in job.marks("saved")] == [0, 1, 2, 3]
 
 
 def test_without_a_terminal_the_advice_says_why_there_is_no_input(varied):
