@@ -40,7 +40,7 @@ from nvrx_slurm.errors import NvrxError
 NODES, LEAST, RANKS = 4, 3, 2
 _WORLD = LEAST * RANKS
 _WORKER = Path(__file__).with_name("soak_worker.py")
-_JOB_S = 240.0  # one job; a lost node comes back between two
+_JOB_S = 240.0  # of faults in one job; a lost node comes back between two
 _RECOVERY_S = 240.0
 _REST_S = 2.0  # less than a rank may be silent
 _KEEPER_S = 60.0  # an agent that was killed leaves its keeper for 30 s
@@ -67,6 +67,7 @@ class Soak:
 
     root: Path
     rng: random.Random
+    job_s: float = _JOB_S
     cluster: MiniCluster = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
@@ -95,7 +96,7 @@ class Soak:
         shared = set(os.listdir("/dev/shm"))
         while time.monotonic() < until_s and not self.findings:
             self.jobs += 1
-            Job(self, self.root / f"job{self.jobs}").run(min(until_s, time.monotonic() + _JOB_S))
+            Job(self, self.root / f"job{self.jobs}").run(min(until_s, time.monotonic() + self.job_s))
             if left := {name for name in os.listdir("/dev/shm") if "nvrx" in name} - shared:
                 self.find(f"left in /dev/shm: {sorted(left)[:5]}")
 
@@ -428,6 +429,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--hours", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=0.0, help="with --hours: the sum; default 10 minutes")
+    parser.add_argument("--job", type=float, default=_JOB_S, help="seconds of faults in one job; default %(default)g")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if why := MiniCluster.available():
@@ -435,7 +437,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     root = Path(tempfile.mkdtemp(prefix="nvrx-soak-"))
     os.environ["TMPDIR"] = str(root)
-    soak = Soak(root, random.Random(args.seed))
+    soak = Soak(root, random.Random(args.seed), args.job)
     soak.say(f"seed {args.seed}, files in {root}")
     try:
         soak.run(3600 * args.hours + 60 * args.minutes or 600.0)
