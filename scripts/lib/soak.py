@@ -110,7 +110,8 @@ class Job:
         self.pids: dict[int, int] = {}
         self.lost = ""  # the node that is lost
         self.hurt = set[str]()  # cycles and nodes whose shippers may not have sent everything
-        self.usage: dict[int, list[tuple[float, Counter[str]]]] = {}  # agent -> (MB, its files) after each fault
+        # (agent, whether it has ranks) -> (MB, its files) after each fault; a spare that is promoted holds more
+        self.usage: dict[tuple[int, bool], list[tuple[float, Counter[str]]]] = {}
         self.processes_seen: list[int] = []  # of the job, after each fault
         self.counters: dict[str, float] = {}  # series of the metrics file -> its last value
         self.restarts = 0  # that the faults must have led to
@@ -206,7 +207,8 @@ class Job:
                 files = Counter(_kinds_of_files(Path(f"/proc/{one.pid}/fd")))
             except OSError:
                 continue
-            self.usage.setdefault(one.pid, []).append((pages * 4096 / 1e6, files))
+            has_ranks = any("/rank_#" in kind for kind in files)
+            self.usage.setdefault((one.pid, has_ranks), []).append((pages * 4096 / 1e6, files))
         self.processes_seen.append(len(self.soak.cluster.scan()))
 
     def _read_metrics(self):
@@ -286,7 +288,7 @@ class Job:
 
     def _growth(self):
         """An agent that holds more after each of its last faults than after its third, fourth and fifth."""
-        for pid, seen in self.usage.items():
+        for (pid, _), seen in self.usage.items():
             if len(seen) < 8:
                 continue
             first, last = (min(mb for mb, _ in part) for part in (seen[2:5], seen[-3:]))
