@@ -7,6 +7,7 @@ import time
 
 import pytest
 from agent_harness import QUICK, UNTIL_TOLD, kill, says, up
+from toolbox import nvrx_json
 from waits import until
 
 from nvrx_slurm.views import status
@@ -58,6 +59,24 @@ def test_from_waiting_to_the_end(rig):
     told(rig, "code 0", "1 restart", code=ENDED)
     last = json.loads((rig.run_dir / "status.json").read_text())
     assert (last["state"], last["end"]["code"]) == ("ended", 0)
+
+
+def test_goodput_of_a_job_that_runs_is_what_its_status_estimates(rig):
+    rig.before = OFTEN + "\nfrom nvrx_slurm.core.account import figures\nfigures.START_GRACE_S = 0.1"
+    nodes = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD))
+    up(nodes[0], 0)
+    until(lambda: told(rig, "2 active, 1 spare")["account"]["productive_s"] > 2.0, "it is productive")
+    before = told(rig)["account"]
+    found = nvrx_json("goodput", rig.run_dir, "--json")
+    after = told(rig)["account"]
+    productive_s = found["node_seconds"]["productive"]
+    assert before["productive_s"] <= productive_s <= after["productive_s"]
+    assert before["allocated_s"] <= sum(found["node_seconds"].values()) <= after["allocated_s"]
+    assert found["node_seconds"]["spare_idle"] > 1.0
+    assert found["job_ettr"] == pytest.approx(productive_s / 2 / found["wall_s"], abs=1e-4)
+    assert (found["runs_without_result"], found["grades"]["productive"]) == (1, "estimated")
+    rig.ends_well("end0", *nodes)
+    assert nvrx_json("goodput", rig.run_dir, "--json")["runs_without_result"] == 0
 
 
 PACED = """
