@@ -7,7 +7,7 @@ import time
 
 import pytest
 from agent_harness import QUICK, UNTIL_TOLD, kill, says, up
-from toolbox import nvrx_json
+from toolbox import nvrx, nvrx_json
 from waits import until
 
 from nvrx_slurm.views import status
@@ -90,15 +90,26 @@ monitor.start_section("save")
 """
 
 
-def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig):
+STEPS_AT_ITS_END = """
+monitor.end_section("save")
+for _ in range(2):
+    monitor.start_section("step")
+    monitor.end_section("step")
+"""
+
+
+def test_how_far_ranks_are_is_told_also_at_the_end_and_long_waits_are_said(rig):
     rig.before = OFTEN + "\npublisher._SAY_S = 0.6"
     flags = ("--ft-rank-section-timeouts=step:90,save:90", "--max-restarts=1")
-    first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD), *flags)
+    first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD + STEPS_AT_ITS_END), *flags)
     first.line("waiting for .*missing: node rank 1")
     nodes = [first, rig.node(1, "2", script, *flags)]
     found = told(rig, "step 3 of this cycle", "ranks 0-0  busy  0 in save for", "ranks 1-1  busy  1 in save for")
     assert {rank: name for rank, name, _ in found["progress"]["open"]} == {0: "save", 1: "save"}
     rig.ends_well("end0", *nodes)
+    _, row = nvrx("list", "--log-dir", rig.logs).output.splitlines()
+    *_, step, restarts, _, _ = row.split()
+    assert (step, restarts) == ("5", "0")
 
 
 @pytest.mark.matrix
