@@ -149,7 +149,7 @@ class Spent(Record):
 
 
 class RankPace(Record):
-    """How far a living rank is. Seconds of its node's clock."""
+    """How far a rank is. Seconds of its node's clock."""
 
     rank: Count
     steps: Big  # heartbeats, sections "step", or steps of an optimizer, in this life
@@ -160,7 +160,8 @@ class RankPace(Record):
 
 
 class Pace(Record):
-    """How far the living ranks of this node are, told every few seconds. It is shown; nothing is decided by it."""
+    """How far the living ranks of this node are, told every few seconds; of all, when the last of them has ended. It is
+    shown; nothing is decided by it."""
 
     term: Count
     cycle: Count

@@ -1,6 +1,7 @@
 """Public names change only with a line in the changelog."""
 
 import configparser
+import re
 from pathlib import Path
 
 import publicnames
@@ -16,6 +17,15 @@ RELEASED = (REPO / "tests/data/public.txt").read_text().splitlines()
 def test_each_change_of_a_public_name_is_in_the_changelog():
     pytest.importorskip("torch")  # that inprocess imports
     assert publicnames.unsaid(RELEASED, (REPO / "CHANGELOG.md").read_text()) == []
+
+
+@pytest.mark.parametrize("file", ["result.json", "status.json"])
+def test_the_page_names_each_key_of_a_file(file):
+    page = (REPO / "docs/reference/logs-and-events.md").read_text()
+    section = page.partition(f"\n## {file}\n")[2].partition("\n## ")[0]
+    firsts = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    named = {f"json {key} {file}" for first in firsts for key in re.findall(r"`(\w+)`", first)}
+    assert named == {key for key in publicnames.json_keys() if key.endswith(f" {file}")}
 
 
 def test_an_entry_of_the_changelog_has_two_lines():

@@ -7,18 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from nvrx_slurm.codec import from_plain
-from nvrx_slurm.core.account.account import BUCKETS
+from nvrx_slurm.core.account.account import BUCKETS, Role
 from nvrx_slurm.core.account.figures import priced, to_json
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
+from nvrx_slurm.core.progress import DAMAGE
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
-from nvrx_slurm.types import Counted, CycleCost, NodeTime, RestartRecord
+from nvrx_slurm.types import Account, Counted, CycleCost, NodeTime, RestartRecord
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import (
     CoordinatorLog,
@@ -29,7 +30,15 @@ from nvrx_slurm.views.coordinator_logs import (
     first_fault,
     logs_of,
 )
-from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
+from nvrx_slurm.views.log_tree import (
+    RUN,
+    find_run,
+    log_dir,
+    result_of,
+    runs_of,
+    status_of,
+    written_by_others,
+)
 from nvrx_slurm.views.screen import columns, period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
 
@@ -155,7 +164,7 @@ def _known(run: Path) -> dict[str, Any]:
     if result and all(one["cycle"] in causes for one in result.get("restarts") or ()):
         return result
     logs = logs_of(run)
-    told = of_events(logs, cycles_in(logs), counted_in(logs))
+    told = of_events(logs, cycles_in(logs), counted_in(logs), status_of(run))
     return told | result | {"faults": [*(result.get("faults") or ()), *told.get("faults", ())]}
 
 
@@ -194,13 +203,83 @@ def _row(job: str, found: dict[str, Any]) -> list[str]:
 # --- a run that has left no result ------------------------------------------------------------------------------------
 
 
+class _Passed(NamedTuple):
+    """What has passed since the last plan. `wall_s`: of the job, until then; the others are node-seconds."""
+
+    wall_s: float
+    allocated_s: float
+    productive_s: float
+
+
+def _passed(status: Mapping[str, Any], counted_s: float) -> _Passed | None:
+    """What status.json estimates; None: it is of another plan, or no rank has told of a step, which says little."""
+    try:
+        told = status["account"]
+        paced = status.get("progress")
+        begins = paced and not paced["stepped"]
+        if begins or told["counted_s"] != round(counted_s, 6):
+            return None
+        before = told["node_seconds"]
+        return _Passed(
+            status["written"] - status["began"],
+            told["allocated_s"] - sum(before.values()),
+            told["productive_s"] - before["productive"],
+        )
+    except DAMAGE:
+        return None
+
+
+# where the time since the last plan went, but for what was trained
+_REST = {
+    Role.ACTIVE: "other",
+    Role.AWAY: "wait_nodes",
+    Role.HERE: "spare_idle",
+    Role.OUT: "excluded",
+}
+
+
+def _until_now(counted: Account, passed: _Passed, cycle: Cycle) -> Account:
+    """The account with what has passed since the plan of this cycle, the last one."""
+    since_s = max(0.0, passed.wall_s - counted.wall_s)
+    trained_s = passed.productive_s / (cycle.plan.get("active_nodes") or 1)
+    spares = sum(one.endswith(" -1 -1") for some in cycle.to for one in some)
+    roles = [Role(node.role) for node in counted.nodes if node.key]
+    # of nodes that are not told one by one
+    others_trained_s = passed.productive_s - trained_s * roles.count(Role.ACTIVE)
+    others_idle_s = since_s * max(0, spares - roles.count(Role.HERE))
+    others_s = passed.allocated_s - since_s * len(roles) - others_idle_s
+
+    def filled(node: NodeTime) -> NodeTime:
+        took = dict(zip(BUCKETS, node.seconds, strict=True))
+        role = Role(node.role)
+        left_s = since_s
+        trains_s = trained_s if role is Role.ACTIVE else 0.0
+        if not node.key:
+            role = Role.ACTIVE
+            left_s = others_s
+            trains_s = others_trained_s
+            took["spare_idle"] += others_idle_s
+        took["productive"] += trains_s
+        took[_REST[role]] += left_s - trains_s
+        return replace(node, seconds=tuple(took.values()))
+
+    return replace(
+        counted,
+        wall_s=passed.wall_s,
+        productive_s=counted.productive_s + trained_s,
+        nodes=tuple(map(filled, counted.nodes)),
+        estimated=(*counted.estimated, *["productive"] * (trained_s > 0.0)),
+    )
+
+
 def of_events(
     logs: Sequence[CoordinatorLog],
     cycles: Sequence[Cycle],
     counted: Mapping[int, Mapping[str, Any]],
+    status: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The account until the last plan and all restarts, as in a result.json; {} where there is no account. The time
-    from that plan to the last event is in the bucket "other"."""
+    """The account and all restarts, as in a result.json; {} where there is no account. "rest" of the account: whether
+    `status` has estimated the time since the last plan; else all time since then, until the last event, is "other"."""
     if not counted:
         return {}
     known = from_plain(
@@ -209,25 +288,19 @@ def of_events(
     costs = {int(cost["cycle"]): cost for one in counted.values() for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
-    last_s = max(log.walls[1] for log in logs)
-    other = list(BUCKETS).index("other")
-    wall_s = last_s - began_s
-
-    def filled(node: NodeTime) -> NodeTime:
-        seconds = list(node.seconds)
-        seconds[other] += max(0.0, wall_s - known.account.wall_s)
-        return replace(node, seconds=tuple(seconds))
-
-    account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
+    counted_s = known.account.wall_s
+    wall_s = max(log.walls[1] for log in logs) - began_s
+    estimated = _passed(status, counted_s)
+    passed = estimated or _Passed(wall_s, (wall_s - counted_s) * len(known.account.nodes), 0.0)
+    account = _until_now(known.account, passed, cycles[-1])
     restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}
     records = from_plain([restarts[cycle] for cycle in sorted(restarts)], tuple[RestartRecord, ...])
     all_restarts = plain(priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...])))
     seen = {cycle.number: cycle for cycle in cycles}
     return {
-        "account": to_json(account),
-        "duration_s": wall_s,
-        "ended": utc(last_s),
-        "unfinished": True,
+        "account": {**to_json(account), "rest": "estimated" if estimated else "unknown"},
+        "duration_s": passed.wall_s,
+        "ended": utc(began_s + passed.wall_s),
         "restarts": all_restarts,
         "faults": [_first(seen[one["cycle"]], one) for one in all_restarts if one["cycle"] in seen],
         "spares_used": [*told[-1].get("promoted", ())] if told else [],

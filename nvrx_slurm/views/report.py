@@ -103,7 +103,8 @@ def facts_of(run: Path) -> ReportFacts:
     """All that the page shows. Raises click.UsageError where nothing is known, errors of DAMAGE for strange files."""
     cycles = cycles_in(logs := logs_of(run))
     counted = counted_in(logs)
-    told = of_events(logs, cycles, counted)
+    status = status_of(run)
+    told = of_events(logs, cycles, counted, status)
     result = result_of(run)
     known = told | result
     if not known.get("account"):
@@ -136,7 +137,6 @@ def facts_of(run: Path) -> ReportFacts:
     ]  # the first one of a cycle counts
     lost_at = {cycle: float(one["at_s"]) for cycle, one in restarts.items()}
     lost = {str(host) for host in known.get("lost_nodes") or ()}
-    status = status_of(run)
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
     numbers = summary([known], began_s, began_s + wall_s)
     nodes_lost = {key for key, host in hosts.items() if host in lost}

@@ -37,7 +37,7 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     """List the runs of a log tree, the newest first.
 
     NODES are those that train, and spares behind "+". STEP is that of the newest checkpoint; where none is known, of
-    this cycle. LOST is what restarts have cost, of a job that runs without repeated work. "-" is not known. Lines
+    the last cycle. LOST is what restarts have cost, of a job that runs without repeated work. "-" is not known. Lines
     below say how far and how fast a job is that runs, why a person should look, or what cannot be told.
     """
     place = where or log_dir()

@@ -23,7 +23,7 @@ _LONG_IMPORTS = 0.05  # share of all nodes' time
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
     """The sums of the runs of one job or chain, from the first submission to the last end (Unix seconds).
 
-    Runs without an account count as wall time only.
+    Runs without an account count as wall time only. No ratio is known where "rest" of an account is "unknown".
     """
     total: Counter[str] = Counter()
     accounts = [run["account"] for run in runs if run.get("account")]
@@ -39,13 +39,18 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
         bucket for account in accounts for bucket, grade in account["grades"].items() if grade == "estimated"
     }  # fmt: skip
     steps = [steps for restart in restarts if (steps := lost_steps(restart)) is not None]
+    wall_s = ended_s - began_s
+    rests = [account["rest"] for account in accounts if "rest" in account]
+    known = (total, productive_s, wall_s)
+    if "unknown" in rests:
+        known = (Counter(), 0.0, 0.0)
     return {
         "runs": len(runs),
         "runs_without_account": len(runs) - len(accounts),
-        "runs_without_result": sum(bool(run.get("unfinished")) for run in runs),
-        "wall_s": round(ended_s - began_s, 3),
+        "runs_without_result": len(rests),
+        "wall_s": round(wall_s, 3),
         "productive_s": round(productive_s, 3),
-        **shares(total, productive_s, ended_s - began_s),
+        **shares(*known),
         "node_seconds": {bucket: round(took_s, 3) for bucket, took_s in total.most_common()},
         "grades": grades(total, estimated),
         "restarts": len(restarts),
@@ -161,16 +166,16 @@ def in_lines(title: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {found['runs_without_account']} of them without an account: their time counts as not productive"
     if found["runs_without_result"]:
         yield (
-            f"  {found['runs_without_result']} of them left no result.json: counted until the last plan, by the event"
-            " logs; the time after that is in the bucket other"
+            f"  {found['runs_without_result']} of them without a result.json: counted until the last plan, by the event"
+            " logs; what followed is estimated, or in the bucket other"
         )
     for name, what in (
         ("job_ettr", "productive time / time from submission to end"),
         ("productive_share", "productive / allocated node-seconds, spares included"),
         ("productive_share_of_training_nodes", "the same without spares and excluded nodes"),
     ):
-        if found[name] is not None:
-            yield f"  {100 * found[name]:5.1f} %  {name.replace('_', ' ')}: {what}"
+        share = "-" if found[name] is None else f"{100 * found[name]:.1f} %"
+        yield f"  {share:>7}  {name.replace('_', ' ')}: {what}"
     total_s = sum(found["node_seconds"].values())
     if total_s > 0.0:
         yield f"  {'bucket':<24} {'of all nodes':>12} {'share':>8}  known"

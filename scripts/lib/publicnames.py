@@ -4,22 +4,36 @@ The file has those of the last release, one a line: its kind, the name, and othe
 wants a line in the top section of CHANGELOG.md for each name that differs from it; scripts/dev/release writes it anew.
 """
 
+import asyncio
 import importlib
+import json
 import re
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import click
+from click.testing import CliRunner
 
+from nvrx_slurm.cli.ending import complete_result
 from nvrx_slurm.cli.toolbox import main as nvrx
-from nvrx_slurm.config.layers import SETTINGS
+from nvrx_slurm.config.cores import agent_settings, coordinator_settings
+from nvrx_slurm.config.layers import SETTINGS, Config
 from nvrx_slurm.config.settings import settings_of
 from nvrx_slurm.config.submit import SubmitConfig
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.coordinator.events import JobOver
+from nvrx_slurm.core.coordinator.status import JobLabels
 from nvrx_slurm.core.samples import METRICS, kind_of
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.health import registry
-from nvrx_slurm.views import why
-from nvrx_slurm.views.summary import summary
+from nvrx_slurm.node.output.result import content, write_result
+from nvrx_slurm.node.publish.publisher import Publisher
+from nvrx_slurm.node.publish.status_file import StatusFile
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.types import FaultKind, RankFault
 
 REPO = Path(__file__).resolve().parents[2]
 MODULES = ("fault_tolerance", "checkpoint", "ptl_resiliency", "testing", "attribution.straggler")
@@ -27,13 +41,13 @@ IN_PROCESS = """
 abort attribution completion exception finalize health_check initialize nested_restarter rank_assignment state store
 terminate
 """
-CAUSE = {"kind": "exit", "message": "x", "host": "n1", "infra_rank": 0, "rank": 0}
+SHOWN = ("status --json 7", "list --json", "why --json 7", "goodput --json 7", "goodput --json --since 1d")
 _TOP = re.compile(r"^## \[.*?(?=^## \[|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def names():
     """All public names, sorted."""
-    return sorted({*_settings(), *_commands(), *_imports(), *_json(), *_others()})
+    return sorted({*_settings(), *_commands(), *_imports(), *json_keys(), *_others()})
 
 
 def unsaid(released, changelog):
@@ -82,14 +96,40 @@ def _imports():
                 yield f"import {member} nvrx_slurm.inprocess.{name}"
 
 
-def _json():
-    page = (REPO / "docs/reference/logs-and-events.md").read_text()
-    for file in ("result.json", "status.json"):
-        section = page.partition(f"\n## {file}\n")[2].partition("\n## ")[0]
-        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
-            yield from (f"json {key} {file}" for key in re.findall(r"`(\w+)`", row))
-    yield from (f"json {key} nvrx-goodput" for key in summary([], 0.0, 0.0))
-    yield from (f"json {key} nvrx-why" for key in why._story({"first_cause": CAUSE}, REPO))
+def json_keys():
+    """The outer keys of JSON, as the code writes it of a job that runs, was killed by Slurm, and has ended."""
+    slurm = MagicMock(restart_count=0)
+    slurm.control.slurm.job.return_value = SimpleNamespace(state="CANCELLED", reason="", restarts=0)
+    cause = RankFault(FaultKind.EXIT, "n1", 0, 0)
+    with tempfile.TemporaryDirectory() as tree:
+        run = RunDir(Path(tree), "7", "r0")
+        run.path.mkdir(parents=True)
+        asyncio.run(_tell(run.status))
+        yield from _read(run)
+        complete_result(slurm.control, slurm, run, 143, 0.0, print)
+        yield from _read(run)
+        write_result(run.result, content(JobOver(143, "", cause), None))
+        complete_result(slurm.control, slurm, run, 143, 0.0, print)
+        yield from _read(run)
+
+
+async def _tell(status):
+    config = Config()
+    core = Coordinator(coordinator_settings(config, agent_settings(config), 0.0), 0.0)
+    one = Publisher(core, JobLabels("7", "r0"), "", None, lambda: None, None, [StatusFile(status)])
+    one.publish()
+    await one.close()
+
+
+def _read(run):
+    for file in run.path.glob("*.json"):
+        yield from (f"json {key} {file.name}" for key in json.loads(file.read_text()))
+    for words in SHOWN:
+        told = CliRunner(env={"PET_LOG_DIR": str(run.log_dir)}).invoke(nvrx, words.split()).stdout
+        if told:  # else nothing is known yet
+            found = json.loads(told)
+            for one in (found, *found.get("jobs", {}).values()):
+                yield from (f"json {key} nvrx-{words.split()[0]}" for key in one)
 
 
 def _others():

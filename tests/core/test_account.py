@@ -15,6 +15,7 @@ from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.core.coordinator.status import status
 from nvrx_slurm.core.machine import Entered
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, History, RankFault, SectionTime, Spent
@@ -254,6 +255,15 @@ def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on):
     assert [node.role for node in told.nodes] == (
         ["active", "active", "out"] if carries_on else ["active", "out", "here"]
     )
+
+
+def test_a_job_that_waits_for_a_node_keeps_what_it_has_trained_until_the_fault():
+    story = CountedStory()
+    story.play(["running 2 of 2", "sleeps 100", "fails 0 -> STOPPING stop(0 1)", "loses 0", "stops 1 -> JOINING"])
+    counted = story.account.count().account
+    for now in (100.0, 700.0):
+        told = status(story.core, 0.0, now, now, counted)["account"]
+        assert (told["allocated_s"], told["productive_s"]) == (2 * now, 2 * 95.0)
 
 
 def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_counts_to_the_end():

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from agent_harness import QUICK, UNTIL_TOLD, kill, says, up
+from toolbox import nvrx, nvrx_json
 from waits import until
 
 from nvrx_slurm.views import status
@@ -60,6 +61,24 @@ def test_from_waiting_to_the_end(rig):
     assert (last["state"], last["end"]["code"]) == ("ended", 0)
 
 
+def test_goodput_of_a_job_that_runs_is_what_its_status_estimates(rig):
+    rig.before = OFTEN + "\nfrom nvrx_slurm.core.account import figures\nfigures.START_GRACE_S = 0.1"
+    nodes = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD))
+    up(nodes[0], 0)
+    until(lambda: told(rig, "2 active, 1 spare")["account"]["productive_s"] > 2.0, "it is productive")
+    before = told(rig)["account"]
+    found = nvrx_json("goodput", rig.run_dir, "--json")
+    after = told(rig)["account"]
+    productive_s = found["node_seconds"]["productive"]
+    assert before["productive_s"] <= productive_s <= after["productive_s"]
+    assert before["allocated_s"] <= sum(found["node_seconds"].values()) <= after["allocated_s"]
+    assert found["node_seconds"]["spare_idle"] > 1.0
+    assert found["job_ettr"] == pytest.approx(productive_s / 2 / found["wall_s"], abs=1e-4)
+    assert (found["runs_without_result"], found["grades"]["productive"]) == (1, "estimated")
+    rig.ends_well("end0", *nodes)
+    assert nvrx_json("goodput", rig.run_dir, "--json")["runs_without_result"] == 0
+
+
 PACED = """
 from nvrx_slurm.fault_tolerance import RankMonitorClient
 monitor = RankMonitorClient()
@@ -71,15 +90,26 @@ monitor.start_section("save")
 """
 
 
-def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig):
+STEPS_AT_ITS_END = """
+monitor.end_section("save")
+for _ in range(2):
+    monitor.start_section("step")
+    monitor.end_section("step")
+"""
+
+
+def test_how_far_ranks_are_is_told_also_at_the_end_and_long_waits_are_said(rig):
     rig.before = OFTEN + "\npublisher._SAY_S = 0.6"
     flags = ("--ft-rank-section-timeouts=step:90,save:90", "--max-restarts=1")
-    first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD), *flags)
+    first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD + STEPS_AT_ITS_END), *flags)
     first.line("waiting for .*missing: node rank 1")
     nodes = [first, rig.node(1, "2", script, *flags)]
     found = told(rig, "step 3 of this cycle", "ranks 0-0  busy  0 in save for", "ranks 1-1  busy  1 in save for")
     assert {rank: name for rank, name, _ in found["progress"]["open"]} == {0: "save", 1: "save"}
     rig.ends_well("end0", *nodes)
+    _, row = nvrx("list", "--log-dir", rig.logs).output.splitlines()
+    *_, step, restarts, _, _ = row.split()
+    assert (step, restarts) == ("5", "0")
 
 
 @pytest.mark.matrix

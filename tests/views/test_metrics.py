@@ -48,7 +48,7 @@ LARGE = {
     "checkpoint": {"iteration": 18300, "time": 1.0, "every_s": 300.0, "iteration_s": 3.0, "torn": {"a": "x"}},
     "progress": {"ranks": 16376, "stepped": 16376, "steps": 41, "step_s": 0.5, "still_s": 1.5, "open": []},
     "slow": {"what": "rank 3", "ranks": [3], "lost_s": 2.0, "signs": ""},
-    "account": so_far(Account(100.0, 50.0, NODES), 200.0, 2048, 2000),
+    "account": so_far(Account(100.0, 50.0, NODES), 200.0, 2048, 2000, 200.0),
 }
 
 

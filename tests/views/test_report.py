@@ -19,7 +19,7 @@ from toolbox import nvrx, nvrx_json
 from nvrx_slurm import codec
 from nvrx_slurm import types as t
 from nvrx_slurm.core.account.account import BUCKETS
-from nvrx_slurm.core.account.figures import to_json
+from nvrx_slurm.core.account.figures import so_far, to_json
 from nvrx_slurm.declared import plain
 from nvrx_slurm.records import Counted, CycleCost
 from nvrx_slurm.views import svg
@@ -62,8 +62,10 @@ def counted(cycle, nodes):
     idle = tuple(cycle * CYCLE_S * (bucket == "spare_idle") for bucket in BUCKETS)
     told = [t.NodeTime(str(n), f"n{n}", "active", seconds) for n in range(min(nodes - 1, 31))]
     if nodes > 32:
-        told.append(t.NodeTime("", f"{nodes - 32} nodes", "out", tuple((nodes - 32) * s for s in seconds)))
-    told.append(t.NodeTime(str(nodes - 1), f"n{nodes - 1}", "here", idle))
+        sums = tuple((nodes - 32) * s + idle_s for s, idle_s in zip(seconds, idle, strict=True))
+        told.append(t.NodeTime("", f"{nodes - 31} nodes", "out", sums))
+    else:
+        told.append(t.NodeTime(str(nodes - 1), f"n{nodes - 1}", "here", idle))
     account = t.Account(cycle * CYCLE_S, cycle * TRAINED, tuple(told), (), t.SectionTime("", 0.0))
     costs = [CycleCost(c, 35.0 * (c > 0), 100.0) for c in range(max(0, cycle - 8), cycle + 1)]
     return Counted(cycle, account, tuple(costs))
@@ -208,6 +210,42 @@ def test_event_logs_alone_tell_it_all(tmp_path):
     assert found["by_cause"] == by_cause and "took over 1 time;" not in " ".join(found["advice"])
     assert "took over 2 times" in " ".join(found["advice"])
     assert facts.incidents[1].again == "forked" and "ranks of the next cycle" in page.shown
+
+
+@pytest.mark.parametrize("nodes", [8, 100])
+def test_the_time_since_the_last_plan_is_what_a_status_estimates(tmp_path, nodes):
+    """Of more than 32 nodes the events hold a sum."""
+    run = write(tmp_path / "7/r0", nodes, 5)
+    assert nvrx_json("goodput", run, "--json")["productive_share"] is None
+    wall_s = 5 * CYCLE_S + 405.0
+    active = nodes - 1
+    account = so_far(counted(5, nodes).account, wall_s, nodes, active, wall_s)
+    told = {"began": WALL, "written": WALL + wall_s, "account": account}
+    (run / "status.json").write_text(json.dumps(told))
+    found = nvrx_json("goodput", run, "--json")
+    took = {"productive": active * (5 * TRAINED + 400.0), "spare_idle": wall_s, "other": active * 5.0}
+    assert {bucket: found["node_seconds"][bucket] for bucket in took} == pytest.approx(took)
+    assert sum(found["node_seconds"].values()) == pytest.approx(nodes * wall_s)
+    assert found["productive_share"] == pytest.approx(account["productive_s"] / account["allocated_s"])
+    assert found["job_ettr"] == pytest.approx((5 * TRAINED + 400.0) / wall_s)
+    assert (found["wall_s"], found["grades"]["productive"]) == (wall_s, "estimated")
+    facts = facts_of(run)
+    assert facts.summary["productive_share"] == found["productive_share"]
+    last = [one for one in facts.stretches if one.begin_s >= 5 * CYCLE_S]
+    assert [(one.bucket, one.took_s) for one in last] == [("productive", 400.0), ("other", 5.0)]
+
+
+@pytest.mark.parametrize("change", [{"counted_s": 4000.0}, {"progress": {"ranks": 2, "stepped": 0}}])
+def test_a_ratio_is_not_told_where_the_time_since_the_last_plan_is_not_known(tmp_path, change):
+    """The status is of the plan before, or ranks have made no step yet."""
+    run = write(tmp_path / "7/r0", 8, 5)
+    account = so_far(counted(5, 8).account, 5400.0, 8, 7, 5400.0)
+    told = {"began": WALL, "written": WALL + 5400.0, **change, "account": {**account, **change}}
+    (run / "status.json").write_text(json.dumps(told))
+    assert "\n        -  job ettr" in nvrx("goodput", run).output
+    assert "not known" in page_of(run).shown
+    row = nvrx("goodput", "--since", "9999w", PET_LOG_DIR=str(tmp_path)).output.splitlines()[1]
+    assert row.split()[0] == "7" and row.split().count("-") == 2
 
 
 def test_only_what_is_new_in_a_plan_changes_a_node(tmp_path):

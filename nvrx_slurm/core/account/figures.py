@@ -79,10 +79,12 @@ def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
     }
 
 
-def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str, Any]:
+def so_far(
+    counted: Account, wall_s: float, nodes: int, active: int, until_s: float
+) -> dict[str, Any]:
     """The object "account" of status.json. `node_seconds` are those of `counted`, the account until the last plan: no
     number in it goes back. The rest is of this moment, `wall_s` after the job began, and estimated: `active` of `nodes`
-    nodes have trained since the plan, but for START_GRACE_S."""
+    nodes have trained from the plan to `until_s`, but for START_GRACE_S."""
     total = dict.fromkeys((*BUCKETS, "section"), 0.0)
     for node in counted.nodes:
         for bucket, took_s in zip(BUCKETS, node.seconds, strict=False):
@@ -90,7 +92,7 @@ def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str
         for section in node.sections:
             total["section"] += section.took_s
     since_s = max(0.0, wall_s - counted.wall_s)
-    trained_s = max(0.0, since_s - START_GRACE_S)
+    trained_s = max(0.0, until_s - counted.wall_s - START_GRACE_S)
     allocated_s = sum(total.values()) + nodes * since_s
     productive_s = total["productive"] + active * trained_s
     del total["queue"]

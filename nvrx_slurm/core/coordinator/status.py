@@ -214,8 +214,15 @@ def _warmth(told: Warmth | None) -> str:
 
 
 def _account(core: Coordinator, report: JobReport, counted: Account) -> dict[str, Any]:
-    active = len(core.job.assignment.group_ranks) if core.state in CYCLE else 0
-    return so_far(counted, report.duration_s, core.settings.max_nodes, active)
+    job = core.job
+    wall_s = report.duration_s
+    until_s = wall_s
+    failed = core.ledger.marks
+    if failed is not None and failed[0] == job.cycle:
+        _, _, sign_at = failed
+        until_s = core.ledger.at_s(sign_at)
+    active = len(job.assignment.group_ranks)
+    return so_far(counted, wall_s, core.settings.max_nodes, active, until_s)
 
 
 def _gone(report: JobReport, began_s: float) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How far the ranks of this node are, as their pages say: told to the coordinator every few seconds.
+"""How far the ranks of this node are, as their pages say: told to the coordinator every few seconds, and at their end.
 
 It only shows this, so this message goes past the cores and their event logs.
 """
@@ -58,9 +58,20 @@ class Paces:
             return RankTimes(released_s, now_s)
         return times_of(words, self._sections, released_s, now_s)
 
+    def ended(self, local_rank: int, worker: StartedWorker) -> RankTimes:
+        """How a worker has spent its time. With the last one the coordinator hears how far all have come."""
+        times = self.times(local_rank, worker.released_s)
+        if times.init_s:
+            self._last.append(self._pace(worker.where.rank, times))
+        if self._last and not self._alive:
+            self._tell(Pace(self._plan.term, self._plan.cycle, tuple(self._last)))
+        return times
+
     def begin(self, plan: Plan) -> None:
         """The workers of this plan have started."""
         self.end()
+        self._plan = plan
+        self._last: list[RankPace] = []
         self._seen, self._stalls = {}, Stalls(*self._limits)
         self._window_at = 0.0
         self._wake(plan, _FIRST_S)

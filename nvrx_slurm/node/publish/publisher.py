@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
-from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.core.coordinator.states import OVER, Stage
 from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
 from nvrx_slurm.core.progress import checkpoint, now_doing, progress
 from nvrx_slurm.declared import plain
@@ -150,10 +150,12 @@ class Publisher:
         self._views.put("the view", partial(self._complete, view, snapshot(self._core), paces))
 
     def _forget_old_paces(self) -> None:
-        """Keep what members have told of the present cycle."""
+        """Keep what members have told of the present cycle. At the end all have left."""
         members = self._core.roster.members
+        is_over = self._core.state in OVER
         for node, pace in list(self._paces.items()):
-            if node not in members or pace.cycle != self._core.job.cycle:
+            is_gone = node not in members and not is_over
+            if is_gone or pace.cycle != self._core.job.cycle:
                 del self._paces[node]
 
     # --- in threads -------------------------------------------------------------------------------------------

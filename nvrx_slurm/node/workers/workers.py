@@ -317,7 +317,7 @@ class Workers:
         else:
             self._orphans.reap()
         self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
-        early, times = False, self._paces.times(local_rank, worker.released_s)
+        early, times = False, self._paces.ended(local_rank, worker)
         if self._monitors:
             early = code == 0 and self._monitors[local_rank].leaves
             self._monitors[local_rank].unwatch()
