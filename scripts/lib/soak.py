@@ -198,7 +198,8 @@ class Job:
         except OSError:
             return ""
         names = [word.partition(b"=")[2].decode() for word in words if word.startswith(b"SLURMD_NODENAME=")]
-        return names[0] if names and any(word.startswith(b"SLURM_PROCID=") for word in words) else ""
+        in_step = any(word.startswith(b"SLURM_STEP_ID=") for word in words)  # SLURM_PROCID is in a batch script, too
+        return names[0] if names and in_step else ""
 
     def _measure(self):
         for one in self.processes("agent"):
