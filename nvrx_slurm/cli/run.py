@@ -11,7 +11,7 @@ from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import share
+from nvrx_slurm.slurm import own_step, share
 from nvrx_slurm.system.limits import check_start
 
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
@@ -32,6 +32,8 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     from nvrx_slurm.cli.here import StartPlace, find_here
 
     check_start()
+    if "SLURM_STEP_ID" in os.environ:
+        own_step.forget_another(os.environ, own_step.find())
     config, here = resolved.config, find_here(resolved, os.environ)
     if config.launch.dry_run:
         from nvrx_slurm.cli.dry_run import dry_run
