@@ -31,6 +31,8 @@ from nvrx_slurm.system import gpus
 RUN_ENV = "NVRX_RUN"
 # set for the task of a step where srun passes the terminal's input on
 STDIN_ENV = "NVRX_STDIN"
+# set by an agent for its ranks: the step that it is in
+STEP_ENV = "NVRX_STEP"
 
 
 class StartPlace(Enum):
@@ -105,8 +107,14 @@ def _place(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[StartPlace, Sl
     slurm = detect(
         env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None
     )
-    if slurm is not None:
-        return StartPlace.TASK if slurm.step_id >= 0 else StartPlace.BATCH, slurm
+    if slurm is not None and slurm.step_id < 0:
+        return StartPlace.BATCH, slurm
+    if slurm is not None and env.get(STEP_ENV) != slurm.step:
+        return StartPlace.TASK, slurm
+    if (
+        slurm is not None
+    ):  # a rank started this, as it may start torchrun: its step has an agent here
+        return StartPlace.ALONE, None
     by_hand = launch.node_rank is not None or launch.endpoint is not None
     by_hand |= launch.nnodes is not None and not launch.dry_run
     login = shutil.which("srun") is not None and conf.find(env) is not None

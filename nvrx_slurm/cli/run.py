@@ -11,7 +11,7 @@ from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import share
+from nvrx_slurm.slurm import own_step, share
 from nvrx_slurm.system.limits import check_start
 
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
@@ -29,9 +29,11 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
     SCRIPT's.
     """
-    from nvrx_slurm.cli.here import StartPlace, find_here
+    from nvrx_slurm.cli.here import STEP_ENV, StartPlace, find_here
 
     check_start()
+    if "SLURM_STEP_ID" in os.environ:
+        own_step.forget_another(os.environ, own_step.find())
     config, here = resolved.config, find_here(resolved, os.environ)
     if config.launch.dry_run:
         from nvrx_slurm.cli.dry_run import dry_run
@@ -53,6 +55,8 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     here = replace(here, env=dict(os.environ))
     # no process of the job inherits it; those that need it get it by a socket
     os.environ.pop(TOKEN_ENV, None)
+    if here.slurm is not None:
+        os.environ[STEP_ENV] = here.slurm.step
     if config.launch.compat:
         os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
     from nvrx_slurm.node.preflight import head_start

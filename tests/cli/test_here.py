@@ -51,6 +51,9 @@ def of(env, flags=None):
         (INTERACTIVE, {}, StartPlace.BATCH),  # salloc with LaunchParameters=use_interactive_step
         (TASK, {}, StartPlace.TASK),
         (TASK, {"standalone": True}, StartPlace.ALONE),
+        ({**TASK, "NVRX_STEP": "7.0"}, {}, StartPlace.ALONE),  # a rank started it
+        ({**TASK, "NVRX_STEP": "7.0", "SLURM_STEP_ID": "1"}, {}, StartPlace.TASK),  # by an srun of its own
+        ({**BATCH_SCRIPT, "NVRX_STEP": "6.0"}, {}, StartPlace.BATCH),  # a rank submitted it
     ],
 )
 def test_places(cluster, env, flags, expected):

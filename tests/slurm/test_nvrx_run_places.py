@@ -10,6 +10,7 @@ import pytest
 from minicluster import MiniCluster
 from nvrx_job import EXCLUDES_N2, Jobs, kill
 from stage import free_port
+from waits import WAIT_S
 
 pytestmark = pytest.mark.slurm
 
@@ -131,3 +132,36 @@ def test_names_that_are_loopback_on_their_own_node_only(varied):
     job.wait_end()
     assert job.result()["code"] == 0, job.said()
     assert len(job.marks("127.0.1.1", 1)) == len(job.marks("127.0.0.1", 1)) == 1
+
+
+# With STARTS a rank does what scripts do that evaluate a checkpoint.
+STARTS = """
+import subprocess
+if RANK == 1:
+    mark(f"alone-{subprocess.run(['nvrx-run', 'alone.py']).returncode}")
+    argv = ["sbatch", "--parsable", "--nodes=2", "--wrap", "nvrx-run --nproc-per-node=1 late.py"]
+    mark("submits-" + subprocess.run(argv, capture_output=True, text=True).stdout.strip())
+"""
+TELLS_ALL = """import os
+told = {name: os.environ[name] for name in ("WORLD_SIZE", "NVRX_RUN_DIR")}
+open(os.path.basename(__file__) + os.environ["RANK"], "w").write(" ".join(told.values()))
+"""
+
+
+def test_what_a_rank_starts_and_submits_is_no_part_of_its_step(jobs):
+    job = jobs.new(STARTS)
+    for name in ("alone.py", "late.py"):
+        (job.directory / name).write_text(TELLS_ALL)
+    place = ("--nodes=2", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+    out = jobs.srun(job, *place, "nvrx-run", "--nproc-per-node=1", "--max-restarts=0", "worker.py")
+    assert "job ends with code 0" in out and job.marks("alone-0"), out
+    world, run_dir = (job.directory / "alone.py0").read_text().split()
+    assert world == "1" and "/nvrx_logs/local-" in run_dir
+
+    lines = (job.directory / "marks").read_text().split()
+    late = next(line.removeprefix("submits-") for line in lines if line.startswith("submits-"))
+    end = jobs.cluster.wait_job(int(late), WAIT_S)
+    assert end.exit_code == 0, (job.directory / f"slurm-{late}.out").read_text()
+    for rank in range(2):
+        world, run_dir = (job.directory / f"late.py{rank}").read_text().split()
+        assert world == "2" and run_dir.endswith(f"/nvrx_logs/{late}/r0")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.said import evidence, headline
-from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Due
 from nvrx_slurm.core.coordinator.members import Use
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.coordinator import Coordinator
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
-_FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 _END = (Stage.FINISHED,)
 
 
@@ -190,21 +187,8 @@ class AnyTime(Part):
         if message.cycle != job.cycle or event.node_id not in job.assignment.group_ranks:
             return
         for fault in message.faults:
-            is_new = self._ledger.add((fault,), job.cycle, now)
-            if is_new:
-                self._say_if_new(fault)
-
-    def _say_if_new(self, fault: t.RankFault) -> None:
-        """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
-        cause = self._ledger.cause
-        faults = self._ledger.faults
-        if fault.kind is t.FaultKind.HANG and cause is not None and cause.finding is not None:
-            return  # one of the ranks that wait for the first cause
-        first = len(faults) <= _FAULTS_COMPARED and first_cause(faults) == fault
-        is_told = first or len(faults) <= _FAULTS_SAID
-        if is_told and self._ending.end is None:
-            what = "more likely the cause" if first else "also failed"
-            self._say(f"{what}: {headline(fault)}{evidence(fault)}")
+            if self._ledger.add((fault,), job.cycle, now) and self._ending.end is None:
+                self._say_late(fault)
 
     # --- requests and answers -------------------------------------------------------------------------------
 

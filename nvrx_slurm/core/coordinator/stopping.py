@@ -163,8 +163,9 @@ class Stopping(Part):
 
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """It is not waited for."""
-        if event.node_id in self.pending:
-            self._ledger.add((event.fault,), self._job.cycle, now)
+        is_late = event.node_id in self.pending
+        if is_late and self._ledger.add((event.fault,), self._job.cycle, now):
+            self._say_late(event.fault)
         return self.on_available(event, now)
 
     def on_available(self, event: ev.Left | ev.Available, now: float) -> Stage | None:

@@ -34,6 +34,16 @@ RANK_NAMES = (
     *("NVRX_RESUME_BEFORE", "NVRX_RESUME_FROM", "NVRX_MTBF", "NVRX_KEEPER_BYTES"),
     "FT_RANK_MONITOR_IPC_SOCKET",
 )
+# What nvrx-run in front of a step tells its tasks. A job that a rank submits is another one.
+_OF_STEP = (
+    "NVRX_RUN",
+    "NVRX_BEGAN",
+    "NVRX_OUT",
+    "NVRX_JOB_NAME",
+    "NVRX_DEVICES",
+    "NVRX_STDIN",
+    "NVRX_KILL_WAIT",
+)
 LINE_PREFIX = "[rank {rank}] "
 LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
 
@@ -169,8 +179,8 @@ def rank_env(
 def worker_env(
     inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int
 ) -> dict[str, str]:
-    """Environment of one worker: what we inherited, torchrun's defaults where unset, then `rank_vars`."""
-    env = dict(inherited)
+    """Environment of one worker: what is inherited, torchrun's defaults where unset, then `rank_vars`."""
+    env = {name: value for name, value in inherited.items() if name not in _OF_STEP}
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
