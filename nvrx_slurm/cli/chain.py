@@ -27,8 +27,10 @@ _ASK_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end
 
 def limits(config: Config) -> ChainLimits:
     """When a chain is given up, as the flags say."""
+    launch = config.launch
     signum = int(config.ft.warning_signal or 0)
-    return ChainLimits(config.launch.chain_failures, config.launch.chain_failure_window, signum)
+    final = config.ft.no_restart_exit_code
+    return ChainLimits(launch.chain_failures, launch.chain_failure_window, signum, final)
 
 
 def _until_answered(ask: Callable[[], None]) -> None:

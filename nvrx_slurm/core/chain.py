@@ -26,11 +26,15 @@ class Next(Enum):
 
 
 class ChainLimits(Record):
-    """`failures` (>= 1) of them within `window_s` seconds (> 0) end the chain; 128 + `warning_signum` is none."""
+    """`failures` (>= 1) of them within `window_s` seconds (> 0) end the chain; 128 + `warning_signum` is none.
+
+    `no_restart_code` ends it at once, too.
+    """
 
     failures: int
     window_s: float
     warning_signum: int
+    no_restart_code: int = ExitCode.NO_RESTART
 
 
 class Outside(Enum):
@@ -66,7 +70,7 @@ def decide(links: Iterable[ChainLink], limits: ChainLimits, now_s: float) -> Cha
     if not ordered:
         return ChainDecision(Next.CONTINUE, "the first link")
     code = ordered[-1].code
-    if code in FINAL:
+    if code in FINAL or code == limits.no_restart_code:
         return ChainDecision(Next.END, f"code {code} ends the chain")
     if limits.warning_signum > 0 and code == 128 + limits.warning_signum:
         return ChainDecision(Next.CONTINUE, f"stopped early with {code}, work saved")

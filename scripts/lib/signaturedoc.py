@@ -36,8 +36,8 @@ looks for the signatures below. No service and no network are needed. It takes a
   closed its connection, NCCL's watchdog, SIGTERM). Time counts only among equals.
 - **Where it is shown:** on the console (`rule: NAME (blame, confidence)` and `to do:`), in `result.json`
   (`first_cause.finding`, `class` and `what_to_do`, and `rule` of each fault), in the event log, and by `nvrx why`.
-- **certain** rules with *elsewhere* exclude the node, if a node is left to take its place. At most 5 % of the job's
-  nodes (at least one) are excluded in this way. Other rules never exclude.
+- **certain** rules with *elsewhere* exclude the node, if a spare is here. No rule does so where more than 5 %
+  of the job's nodes, and more than one, would be excluded in all. Other rules never exclude.
   Where a rank raised an exception of its own, a rule blames the node only for the lines of that exception.
 - **Quotations exclude no node:** an *exception* rule excludes a node only for a headline that a device library raised:
   torch's errors for devices and peers, a name such as `CUDARuntimeError` or `NVMLError`, or a `RuntimeError` that names

@@ -2,8 +2,9 @@
 
 import pytest
 
-from nvrx_slurm.cli.chain import Chain
+from nvrx_slurm.cli.chain import Chain, limits
 from nvrx_slurm.config.layers import resolve
+from nvrx_slurm.core.chain import ChainLink, Next, decide
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
 
@@ -41,3 +42,8 @@ def test_an_excluded_node_is_excluded_unless_the_next_link_needs_it(
 def test_a_chain_of_one_job_stops_its_ranks_before_the_time_limit():
     assert resolve({}, {}).config.stop_before_end_s == 0.0
     assert resolve({"until_done": True}, {}).config.stop_before_end_s > 0.0
+
+
+def test_the_users_code_for_no_restart_ends_a_chain():
+    config = resolve({"ft_no_restart_exit_code": 77}, {}).config
+    assert decide([ChainLink(77, 0.0)], limits(config), 0.0).next is Next.END

@@ -186,6 +186,23 @@ def test_a_checkpoint_is_due_after_the_best_interval(monkeypatch):
         client.shutdown_workload_monitoring()
 
 
+def test_a_save_waits_two_seconds_for_a_judgement_that_does_not_come(monkeypatch):
+    now_s = [1000.0]
+
+    def sleep(seconds):
+        now_s[0] += seconds
+
+    monkeypatch.setattr("nvrx_slurm.monitor.client.monotonic_ns", lambda: int(now_s[0] * 1e9))
+    monkeypatch.setattr("nvrx_slurm.monitor.client.sleep", sleep)
+    client = RankMonitorClient()
+    with standalone_monitor(rank_section_timeouts={"checkpointing": None}, loss_action="restart"):
+        client.init_workload_monitoring()
+        client.report(1, float("nan"))
+        client.start_section("checkpointing")
+        assert now_s[0] == pytest.approx(1002.0, abs=0.1)
+        client.shutdown_workload_monitoring()
+
+
 @pytest.mark.parametrize("warm_up", [True, False])
 async def test_warm_up_ends_after_two_steps_by_megatrons_count(rig, monkeypatch, warm_up):
     arguments = types.SimpleNamespace()

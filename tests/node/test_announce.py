@@ -1,5 +1,6 @@
 """--ft-notify, --ft-slurm-comment and metrics: what a receiver gets, and what a receiver that hangs costs."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from waits import until
 
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.publish import announce
 
 pytestmark = pytest.mark.process
 
@@ -68,6 +70,21 @@ def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig):
             began = time.monotonic()
             assert one.wait() == 1 and time.monotonic() - began < 12  # 4 s of it for the receiver
     assert "cannot reach 127.0.0.1:1" in one.text
+
+
+def test_news_of_one_kind_come_once_a_minute_and_not_twice_in_a_row(monkeypatch):
+    monkeypatch.setattr(announce, "_news", lambda view, began: [("restart", view["text"])])
+    view = {"job": {"job": "7", "name": "x"}, **dict.fromkeys(("state", "cycle", "restarts", "end"))}
+    posted = []
+
+    async def run():
+        one = announce.Announcer("http://here/x", 0.0, posted.append)
+        one._posts.put = lambda what, work: posted.append(json.loads(work.args[1])["written"])
+        for written, text in ((0, "a"), (59, "b"), (60, "b"), (200, "b"), (260, "a")):
+            one.tell({**view, "term": 1, "written": written, "text": text})
+
+    asyncio.run(run())
+    assert posted == [0, 60, 260]
 
 
 def test_the_comment_of_the_job(rig):

@@ -52,6 +52,12 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig):
     again.line("from step_400.pt$")
 
 
+def test_cycles_without_a_new_checkpoint_end_the_job(rig):
+    one = rig.run(rig.script(UP + SAVES + "if CYCLE == 0:\n    save(100, 1)\nsys.exit(3)\n"), *rig_flags(rig))
+    assert one.wait() == 93
+    assert rig.result["reason"].startswith("no progress in 3 cycles: the last checkpoint is of iteration 100")
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "said"),
     [

@@ -116,6 +116,16 @@ def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["first_cause"] is None
 
 
+def test_restarts_in_process_are_in_the_order_of_cycles(tmp_path):
+    for cycle in (2, 10):
+        notes = tmp_path / f"cycle_{cycle}" / "inprocess.jsonl"
+        notes.parent.mkdir()
+        notes.write_text(json.dumps({"cycle": cycle, "iteration": 1, "why": "a rank died"}))
+    publish(tmp_path / "result.json")
+    told = json.loads((tmp_path / "result.json").read_text())["inprocess_restarts"]
+    assert [one["cycle"] for one in told] == [2, 10]
+
+
 def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path, monkeypatch):
     assert "No such file" in publish(tmp_path / "gone" / "result.json")[0]
     monkeypatch.setattr(writer, "HANGS_S", 0.01)

@@ -154,9 +154,14 @@ def test_sigkill_of_the_agent_takes_everything_down(rig):
     assert one.wait() == -signal.SIGKILL
 
 
-def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path):
-    """Its exit is told once, whatever the event loop has just done."""
+@pytest.mark.parametrize(
+    ("turns", "told"),
+    [("8", "1 0 \n" * 8), ("0", "1 0 the lease of this node is over (process)\n")],
+    ids=["stop", "lease"],
+)
+def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path, turns, told):
+    """Its exit is told once, whatever the event loop has just done. Nor does one where the lease is over."""
     driver = Path(__file__).with_name("stop_driver.py")
-    argv, env = [sys.executable, str(driver), str(tmp_path), "8"], {**os.environ, "PYTHONPATH": str(REPO)}
+    argv, env = [sys.executable, str(driver), str(tmp_path), turns], {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.stdout, done.stderr) == ("1 0\n" * 8, "")
+    assert (done.stdout, done.stderr) == (told, "")

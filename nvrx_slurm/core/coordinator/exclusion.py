@@ -89,12 +89,12 @@ class Exclusion(Part):
                 self.exclude(node, -1, why, now)
 
     def _may_exclude(self, node: t.Node) -> bool:
-        """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""
+        """Whether enough nodes are here without it, and at most 5 % of all are excluded: else the rule is doubtful."""
         s = self._s
         others = [member.node for member in self._members.values()]
         others.remove(node)
-        if s.segment and not is_possible(others, s.min_nodes, s.segment):
+        if not is_possible(others, s.min_nodes, s.segment):
             return False
         excluded = len(self._budget.history.excluded)
         most = max(1, s.max_nodes // 20)
-        return self._roster.nodes_left > s.min_nodes and excluded < most
+        return excluded < most

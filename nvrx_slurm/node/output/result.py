@@ -44,8 +44,9 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def _in_process_restarts(run: Path) -> list[dict[str, Any]]:
     """The last notes of wrappers, oldest first."""
-    files = sorted(run.glob(f"cycle_*/{IN_PROCESS_NAME}"))
-    lines = b"".join(last_bytes(file, _NOTES_BYTES) for file in files).splitlines()
+    notes = run.glob(f"cycle_*/{IN_PROCESS_NAME}")
+    files = sorted(notes, key=lambda file: (len(file.parent.name), file))  # 9 before 10
+    lines = [line for file in files for line in last_bytes(file, _NOTES_BYTES).splitlines()]
     found = []
     for line in lines[-_NOTES_LISTED:]:
         # A rank can write what it likes.
