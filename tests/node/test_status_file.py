@@ -70,10 +70,12 @@ def test_goodput_of_a_job_that_runs_is_what_its_status_estimates(rig):
     found = nvrx_json("goodput", rig.run_dir, "--json")
     after = told(rig)["account"]
     productive_s = found["node_seconds"]["productive"]
-    assert before["productive_s"] <= productive_s <= after["productive_s"]
-    assert before["allocated_s"] <= sum(found["node_seconds"].values()) <= after["allocated_s"]
+    allocated_s = sum(found["node_seconds"].values())
+    rounded_s = 0.001 * len(found["node_seconds"])
+    assert before["productive_s"] - 0.001 <= productive_s <= after["productive_s"] + 0.001
+    assert before["allocated_s"] - rounded_s <= allocated_s <= after["allocated_s"] + rounded_s
     assert found["node_seconds"]["spare_idle"] > 1.0
-    assert found["job_ettr"] == pytest.approx(productive_s / 2 / found["wall_s"], abs=1e-4)
+    assert found["job_ettr"] == pytest.approx(productive_s / 2 / found["wall_s"], abs=1e-3)
     assert (found["runs_without_result"], found["grades"]["productive"]) == (1, "estimated")
     rig.ends_well("end0", *nodes)
     assert nvrx_json("goodput", rig.run_dir, "--json")["runs_without_result"] == 0
