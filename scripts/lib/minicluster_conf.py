@@ -21,6 +21,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "memory": ("SelectTypeParameters=CR_CPU_Memory", "NodeName=DEFAULT RealMemory=8000"),
     "gpus": ("GresTypes=gpu", f"NodeName=DEFAULT Gres=gpu:a100:{DEVICES}"),
     "amd-gpus": ("GresTypes=gpu", f"NodeName=DEFAULT Gres=gpu:mi250:{DEVICES}"),
+    "intel-gpus": ("GresTypes=gpu", f"NodeName=DEFAULT Gres=gpu:max1550:{DEVICES}"),
     # heterogeneous jobs need it
     "backfill": (
         "SchedulerType=sched/backfill",
@@ -42,7 +43,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "names": (),  # of nodes resolve, by an /etc/hosts that each node has; needs root
     "cgroup": ("ProctrackType=proctrack/cgroup",),  # needs a machine on which root may make cgroups
 }
-_GRES_FLAGS = {"gpus": "Type=a100 Flags=nvidia_gpu_env", "amd-gpus": "Type=mi250 Flags=amd_gpu_env"}
+_GRES_FLAGS = {
+    "gpus": "Type=a100 Flags=nvidia_gpu_env",
+    "amd-gpus": "Type=mi250 Flags=amd_gpu_env",
+    "intel-gpus": "Type=max1550 Flags=intel_gpu_env",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,16 +74,23 @@ def test_a_task_with_a_small_part_of_its_job_says_so(env, cpus, said):
 
 
 @pytest.mark.parametrize("slurm", ["", pytest.param("26.05", marks=pytest.mark.matrix)])
-def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(slurm, needs_slurm, cluster_root):
-    """Of AMD: Slurm lists them by another variable. A node without NVML is not unfit."""
+@pytest.mark.parametrize(
+    ("vendor", "name"),
+    [
+        ("amd", "ROCR_VISIBLE_DEVICES"),
+        ("intel", "ZE_AFFINITY_MASK"),
+    ],
+)
+def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(vendor, name, slurm, needs_slurm, cluster_root):
+    """Slurm lists them by another variable. A node without NVML is not unfit."""
     if reason := MiniCluster.available(slurm):
         pytest.skip(reason)
-    given = {"kill_wait_s": 5, "die_with_owner": True, "slurm": slurm, "variants": ("amd-gpus",)}
+    given = {"kill_wait_s": 5, "die_with_owner": True, "slurm": slurm, "variants": (f"{vendor}-gpus",)}
     with MiniCluster(cluster_root, 1, **given) as cluster:
         jobs = Jobs(cluster)
         job = jobs.submit(TELLS, "--nproc-per-node=gpu", 1, ("--gpus-per-node=3",))
         job.ends("COMPLETED", 0)
-        assert [one["ROCR_VISIBLE_DEVICES"] for one in told(job)] == ["0,1,2"] * 3
+        assert [one[name] for one in told(job)] == ["0,1,2"] * 3
         assert "CUDA_VISIBLE_DEVICES" not in told(job)[0]
         jobs.check()
 
