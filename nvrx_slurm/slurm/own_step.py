@@ -15,6 +15,8 @@ from typing import NamedTuple
 _CGROUP = re.compile(r"/job_(\d+)/step_(\w+)")
 _TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 _MOST_PARENTS = 64
+# not SLURM_STEPMGR, the host that the steps of a job are asked of: it is of the job
+_OF_STEP = ("SLURM_STEP_", "SLURM_STEPID")
 
 
 class OwnStep(NamedTuple):
@@ -46,5 +48,5 @@ def forget_another(env: MutableMapping[str, str], step: OwnStep | None) -> None:
     of_another_job = step.job_id != env.get("SLURM_JOB_ID") and "SLURM_HET_SIZE" not in env
     if of_another_job or not step.name.isdecimal():
         for name in [*env]:
-            if name.startswith("SLURM_STEP"):
+            if name.startswith(_OF_STEP):
                 del env[name]

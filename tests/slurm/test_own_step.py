@@ -7,7 +7,8 @@ from nvrx_slurm.slurm.own_step import OwnStep
 
 pytestmark = pytest.mark.fast
 
-STALE = {"SLURM_JOB_ID": "14", "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NODELIST": "n1"}
+OF_JOB = {"SLURM_JOB_ID": "14", "SLURM_STEPMGR": "n1"}  # the latter since Slurm 24.05
+STALE = OF_JOB | {"SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NODELIST": "n1"}
 
 
 def proc(tmp_path, cgroup, titles):
@@ -49,4 +50,4 @@ def test_by_cgroup_or_slurmstepd(tmp_path, cgroup, titles, expected):
 def test_variables_of_another_step_are_removed(step, more, stays):
     env = STALE | more
     own_step.forget_another(env, step)
-    assert env == (STALE | more if stays else {"SLURM_JOB_ID": "14", **more})
+    assert env == (STALE | more if stays else OF_JOB | more)
