@@ -29,14 +29,14 @@ class OwnStep(NamedTuple):
 def find(proc: Path = Path("/proc")) -> OwnStep | None:
     """By the cgroup of this process, else by the slurmstepd above it; None where neither can be seen."""
     with suppress(OSError):
-        if found := _CGROUP.search((proc / "self/cgroup").read_text()):
+        if found := _CGROUP.search((proc / "self/cgroup").read_text(errors="replace")):
             return OwnStep(*found.groups())
     pid = "self"
-    with suppress(OSError, IndexError, UnicodeError):
+    with suppress(OSError, IndexError):
         for _ in range(_MOST_PARENTS):
-            if found := _TITLE.match((proc / pid / "cmdline").read_text()):
+            if found := _TITLE.match((proc / pid / "cmdline").read_text(errors="replace")):
                 return OwnStep(*found.groups())
-            pid = (proc / pid / "stat").read_text().rpartition(")")[2].split()[1]
+            pid = (proc / pid / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
     return None
 
 

@@ -15,7 +15,7 @@ def proc(tmp_path, cgroup, titles):
     """A /proc with this process below these, the nearest first."""
     for pid, title in zip(["self", "2", "3"], ["nvrx-run", *titles], strict=False):
         (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cmdline").write_text(title)
+        (tmp_path / pid / "cmdline").write_text(title, errors="surrogateescape")
         (tmp_path / pid / "stat").write_text(f"7 (a) b) S {2 if pid == 'self' else 3} 1 1")
     (tmp_path / "self/cgroup").write_text(cgroup)
     return tmp_path
@@ -28,6 +28,7 @@ def proc(tmp_path, cgroup, titles):
         ("4:memory:/slurm/uid_0/job_14/step_0/task_0\n0::/\n", [], OwnStep("14", "0")),
         ("0::/\n", ["bash\0job.sh", "slurmstepd: [14.batch]\0"], OwnStep("14", "batch")),
         ("0::/\n", ["slurmstepd: [14.3]"], OwnStep("14", "3")),
+        ("0::/\n", ["bash\0r\udce9sum\udce9.sh", "slurmstepd: [14.batch]"], OwnStep("14", "batch")),  # Latin-1
         ("0::/\n", ["slurmstepd: [14+1.0]", "init"], None),
         ("0::/\n", ["bash"], None),
     ],
