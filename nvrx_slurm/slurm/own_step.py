@@ -27,16 +27,19 @@ class OwnStep(NamedTuple):
 
 
 def find(proc: Path = Path("/proc")) -> OwnStep | None:
-    """By the cgroup of this process, else by the slurmstepd above it; None where neither can be seen."""
-    with suppress(OSError):
-        if found := _CGROUP.search((proc / "self/cgroup").read_text(errors="replace")):
-            return OwnStep(*found.groups())
+    """By the nearest slurmstepd above this process, else by its cgroup; None where neither can be seen.
+
+    In this order, because a cluster may run without cgroups of its own in a job of another one.
+    """
     pid = "self"
     with suppress(OSError, IndexError):
         for _ in range(_MOST_PARENTS):
             if found := _TITLE.match((proc / pid / "cmdline").read_text(errors="replace")):
                 return OwnStep(*found.groups())
             pid = (proc / pid / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+    with suppress(OSError):
+        if found := _CGROUP.search((proc / "self/cgroup").read_text(errors="replace")):
+            return OwnStep(*found.groups())
     return None
 
 

@@ -31,6 +31,7 @@ def proc(tmp_path, cgroup, titles):
         ("0::/\n", ["bash\0r\udce9sum\udce9.sh", "slurmstepd: [14.batch]"], OwnStep("14", "batch")),  # Latin-1
         ("0::/\n", ["slurmstepd: [14+1.0]", "init"], None),
         ("0::/\n", ["bash"], None),
+        ("0::/slurmstepd.scope/job_9/step_0/user/task_0\n", ["slurmstepd: [14.0]"], OwnStep("14", "0")),  # in job 9
     ],
 )
 def test_by_cgroup_or_slurmstepd(tmp_path, cgroup, titles, expected):
