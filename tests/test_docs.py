@@ -357,7 +357,6 @@ def test_variables_that_workers_get(tmp_path):
         "NVRX_CURRENT_CYCLE_INFO",
         "NVRX_BOARD",
         "NVRX_KEEPER_BYTES",
-        "NVRX_STEP",
     }  # seldom there
     assert documented == set((tmp_path / "names.1").read_text().split()) - set(env)
 

@@ -31,7 +31,7 @@ from nvrx_slurm.system import gpus
 RUN_ENV = "NVRX_RUN"
 # set for the task of a step where srun passes the terminal's input on
 STDIN_ENV = "NVRX_STDIN"
-# set by an agent for its ranks: the step that it is in
+# set by an agent for its ranks: see `step_of`
 STEP_ENV = "NVRX_STEP"
 
 
@@ -101,20 +101,20 @@ def layout(here: Here) -> Layout:
     return Layout(nodes, nproc, on_node(here, nproc), _run_dir_in_step(here))
 
 
+def step_of(env: Mapping[str, str]) -> str:
+    """The job and step of a process, as far as it is in one. A step or job that a rank starts has another name."""
+    return f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+
+
 def _place(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[StartPlace, SlurmContext | None]:
-    if launch.standalone:
+    # a rank may start nvrx-run as it may start torchrun: its step has an agent here
+    if launch.standalone or env.get(STEP_ENV) == step_of(env):
         return StartPlace.ALONE, None
     slurm = detect(
         env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None
     )
-    if slurm is not None and slurm.step_id < 0:
-        return StartPlace.BATCH, slurm
-    if slurm is not None and env.get(STEP_ENV) != slurm.step:
-        return StartPlace.TASK, slurm
-    if (
-        slurm is not None
-    ):  # a rank started this, as it may start torchrun: its step has an agent here
-        return StartPlace.ALONE, None
+    if slurm is not None:
+        return StartPlace.TASK if slurm.step_id >= 0 else StartPlace.BATCH, slurm
     by_hand = launch.node_rank is not None or launch.endpoint is not None
     by_hand |= launch.nnodes is not None and not launch.dry_run
     login = shutil.which("srun") is not None and conf.find(env) is not None

@@ -29,7 +29,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
     SCRIPT's.
     """
-    from nvrx_slurm.cli.here import STEP_ENV, StartPlace, find_here
+    from nvrx_slurm.cli.here import STEP_ENV, StartPlace, find_here, step_of
 
     check_start()
     if "SLURM_STEP_ID" in os.environ:
@@ -55,8 +55,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     here = replace(here, env=dict(os.environ))
     # no process of the job inherits it; those that need it get it by a socket
     os.environ.pop(TOKEN_ENV, None)
-    if here.slurm is not None:
-        os.environ[STEP_ENV] = here.slurm.step
+    os.environ[STEP_ENV] = step_of(os.environ)
     if config.launch.compat:
         os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
     from nvrx_slurm.node.preflight import head_start

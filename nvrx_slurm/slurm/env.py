@@ -51,11 +51,6 @@ class SlurmContext:
     cyclic: bool = False  # tasks go around the nodes, instead of node by node
 
     @property
-    def step(self) -> str:
-        """The step, as Slurm writes it."""
-        return f"{self.job_id}.{self.step_id}"
-
-    @property
     def agents(self) -> tuple[str, ...]:
         """The node of each agent, in the order of infra ranks."""
         if self.cyclic:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 _CGROUP = re.compile(r"/job_(\d+)/step_(\w+)")
 _TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 _MOST_PARENTS = 64
+# not SLURM_STEPMGR, the host that the steps of a job are asked of: it is of the job
+_OF_STEP = ("SLURM_STEP_", "SLURM_STEPID")
 
 
 class OwnStep(NamedTuple):
@@ -25,16 +27,19 @@ class OwnStep(NamedTuple):
 
 
 def find(proc: Path = Path("/proc")) -> OwnStep | None:
-    """By the cgroup of this process, else by the slurmstepd above it; None where neither can be seen."""
-    with suppress(OSError):
-        if found := _CGROUP.search((proc / "self/cgroup").read_text()):
-            return OwnStep(*found.groups())
+    """By the nearest slurmstepd above this process, else by its cgroup; None where neither can be seen.
+
+    In this order, because a cluster may run without cgroups of its own in a job of another one.
+    """
     pid = "self"
-    with suppress(OSError, IndexError, UnicodeError):
+    with suppress(OSError, IndexError):
         for _ in range(_MOST_PARENTS):
-            if found := _TITLE.match((proc / pid / "cmdline").read_text()):
+            if found := _TITLE.match((proc / pid / "cmdline").read_text(errors="replace")):
                 return OwnStep(*found.groups())
-            pid = (proc / pid / "stat").read_text().rpartition(")")[2].split()[1]
+            pid = (proc / pid / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+    with suppress(OSError):
+        if found := _CGROUP.search((proc / "self/cgroup").read_text(errors="replace")):
+            return OwnStep(*found.groups())
     return None
 
 
@@ -46,5 +51,5 @@ def forget_another(env: MutableMapping[str, str], step: OwnStep | None) -> None:
     of_another_job = step.job_id != env.get("SLURM_JOB_ID") and "SLURM_HET_SIZE" not in env
     if of_another_job or not step.name.isdecimal():
         for name in [*env]:
-            if name.startswith("SLURM_STEP"):
+            if name.startswith(_OF_STEP):
                 del env[name]

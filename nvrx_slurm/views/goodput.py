@@ -242,7 +242,7 @@ def _until_now(counted: Account, passed: _Passed, cycle: Cycle) -> Account:
     """The account with what has passed since the plan of this cycle, the last one."""
     since_s = max(0.0, passed.wall_s - counted.wall_s)
     trained_s = passed.productive_s / (cycle.plan.get("active_nodes") or 1)
-    spares = sum(one.endswith(" -1 -1") for some in cycle.to for one in some)
+    spares = len({one for some in cycle.to for one in some if one.endswith(" -1 -1")})
     roles = [Role(node.role) for node in counted.nodes if node.key]
     # of nodes that are not told one by one
     others_trained_s = passed.productive_s - trained_s * roles.count(Role.ACTIVE)

@@ -52,8 +52,11 @@ def of(env, flags=None):
         (TASK, {}, StartPlace.TASK),
         (TASK, {"standalone": True}, StartPlace.ALONE),
         ({**TASK, "NVRX_STEP": "7.0"}, {}, StartPlace.ALONE),  # a rank started it
+        ({**BATCH_SCRIPT, "NVRX_STEP": "7."}, {}, StartPlace.ALONE),  # one of --standalone
+        ({"NVRX_STEP": "."}, {}, StartPlace.ALONE),
         ({**TASK, "NVRX_STEP": "7.0", "SLURM_STEP_ID": "1"}, {}, StartPlace.TASK),  # by an srun of its own
         ({**BATCH_SCRIPT, "NVRX_STEP": "6.0"}, {}, StartPlace.BATCH),  # a rank submitted it
+        ({**BATCH_SCRIPT, "NVRX_STEP": "."}, {}, StartPlace.BATCH),
     ],
 )
 def test_places(cluster, env, flags, expected):

@@ -64,13 +64,18 @@ STOPPED = (
 def path(rank):
     return os.path.join(os.environ["NVRX_TEST_GATES"], f"ready{{rank}}")
 if RANK == 1:
-    while not (os.path.exists(path(0)) and os.path.exists(path(2))):
+    while not all(os.path.exists(path(rank)) for rank in (0, 2, 3)):
         time.sleep(0.001)
     os._exit(7)
 if RANK == 0:
     os.write(2, b"Traceback (most recent call last):\\n  File 't.py', line 1, in f\\n{victim}\\n")
 if RANK == 2:
     signal.signal(signal.SIGTERM, lambda *args: os.write(2, b"received SIGTERM\\n") and os._exit(143))
+if RANK == 3:
+    def end(*args):  # as Lightning's handler does
+        os.write(2, b"Traceback (most recent call last):\\n  File 't.py', line 1, in f\\nSIGTERMException\\n")
+        os._exit(1)
+    signal.signal(signal.SIGTERM, end)
 open(path(RANK), "w").close()
 forever()
 """
@@ -78,10 +83,10 @@ forever()
 
 
 def test_a_victim_that_is_stopped_is_named(rig):
-    """A rank that only did what SIGTERM asks for is no victim."""
-    nodes = rig.nodes(1, "1:1", rig.script(STOPPED.format(victim=VICTIM)), "--nproc-per-node=3")
+    """A rank that ends because of SIGTERM is no victim, also where its handler raises."""
+    nodes = rig.nodes(1, "1:1", rig.script(STOPPED.format(victim=VICTIM)), "--nproc-per-node=4")
     assert nodes[0].wait() == 1
     assert rig.result["first_cause"]["rank"] == 1
-    assert "received SIGTERM" in nodes[0].text
+    assert "received SIGTERM" in nodes[0].text and "SIGTERMException" in nodes[0].text
     named = [line for line in nodes[0].text.splitlines() if "victim" in line]
     assert [line.partition("rank ")[2] for line in named] == ["0"], nodes[0].text

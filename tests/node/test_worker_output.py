@@ -153,7 +153,8 @@ def test_environment_contract_of_torchrun(rig):
         say(json.dumps([dict(os.environ), [sys.stdin.read(), fds, os.getsid(0) == os.getpid()]]))
     """)
     flags = ("--nproc-per-node=2", "--max-restarts=3", "--role=trainer")
-    rig.ran(script, *flags, NVRX_TOKEN="secret", MY_OWN="kept", OMP_NUM_THREADS="")
+    of_another_run = {"NVRX_RESUME_FROM": "/b", "NVRX_RESUME_BEFORE": "7", "NVRX_KEEPER_BYTES": "9", "NVRX_BOARD": "/c"}
+    rig.ran(script, *flags, NVRX_TOKEN="secret", MY_OWN="kept", OMP_NUM_THREADS="", **of_another_run)
     env, shape = json.loads(rig.log(0, 1, "out"))
     assert shape == ["", [0, 1, 2], True]  # stdin is empty, no descriptor leaks, a session of its own
     expected = {
@@ -166,6 +167,7 @@ def test_environment_contract_of_torchrun(rig):
     assert 0 < int(env["MASTER_PORT"]) < 65536 and env["TORCHELASTIC_RUN_ID"] == rig.run_dir.parent.name
     assert Path(env["TORCHELASTIC_ERROR_FILE"]).parent.is_dir() and Path(env["NVRX_RUN_DIR"]) == rig.run_dir
     assert "NVRX_TOKEN" not in env and "secret" not in json.dumps(env)
+    assert not env.keys() & of_another_run.keys()
 
 
 INJECT = """

@@ -7,14 +7,15 @@ from nvrx_slurm.slurm.own_step import OwnStep
 
 pytestmark = pytest.mark.fast
 
-STALE = {"SLURM_JOB_ID": "14", "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NODELIST": "n1"}
+OF_JOB = {"SLURM_JOB_ID": "14", "SLURM_STEPMGR": "n1"}  # the latter since Slurm 24.05
+STALE = OF_JOB | {"SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NODELIST": "n1"}
 
 
 def proc(tmp_path, cgroup, titles):
     """A /proc with this process below these, the nearest first."""
     for pid, title in zip(["self", "2", "3"], ["nvrx-run", *titles], strict=False):
         (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cmdline").write_text(title)
+        (tmp_path / pid / "cmdline").write_text(title, errors="surrogateescape")
         (tmp_path / pid / "stat").write_text(f"7 (a) b) S {2 if pid == 'self' else 3} 1 1")
     (tmp_path / "self/cgroup").write_text(cgroup)
     return tmp_path
@@ -27,8 +28,10 @@ def proc(tmp_path, cgroup, titles):
         ("4:memory:/slurm/uid_0/job_14/step_0/task_0\n0::/\n", [], OwnStep("14", "0")),
         ("0::/\n", ["bash\0job.sh", "slurmstepd: [14.batch]\0"], OwnStep("14", "batch")),
         ("0::/\n", ["slurmstepd: [14.3]"], OwnStep("14", "3")),
+        ("0::/\n", ["bash\0r\udce9sum\udce9.sh", "slurmstepd: [14.batch]"], OwnStep("14", "batch")),  # Latin-1
         ("0::/\n", ["slurmstepd: [14+1.0]", "init"], None),
         ("0::/\n", ["bash"], None),
+        ("0::/slurmstepd.scope/job_9/step_0/user/task_0\n", ["slurmstepd: [14.0]"], OwnStep("14", "0")),  # in job 9
     ],
 )
 def test_by_cgroup_or_slurmstepd(tmp_path, cgroup, titles, expected):
@@ -49,4 +52,4 @@ def test_by_cgroup_or_slurmstepd(tmp_path, cgroup, titles, expected):
 def test_variables_of_another_step_are_removed(step, more, stays):
     env = STALE | more
     own_step.forget_another(env, step)
-    assert env == (STALE | more if stays else {"SLURM_JOB_ID": "14", **more})
+    assert env == (STALE | more if stays else OF_JOB | more)

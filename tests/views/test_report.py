@@ -214,9 +214,16 @@ def test_event_logs_alone_tell_it_all(tmp_path):
 
 @pytest.mark.parametrize("nodes", [8, 100])
 def test_the_time_since_the_last_plan_is_what_a_status_estimates(tmp_path, nodes):
-    """Of more than 32 nodes the events hold a sum."""
+    """Of more than 32 nodes the events hold a sum. A spare that made its stream anew got the plan twice."""
     run = write(tmp_path / "7/r0", nodes, 5)
     assert nvrx_json("goodput", run, "--json")["productive_share"] is None
+    log = run / "events/coordinator.jsonl"
+    plan = log.read_bytes().rpartition(b'"plans":[')[2].partition(b',"to":')[0]
+    again = b'{"now":1,"wall":%d,"plans":[%s,"to":["n%d-%d-0123abcd -1 -1"]}]}' % (
+        WALL + 5 * CYCLE_S + 9, plan, nodes - 1, nodes - 1,
+    )  # fmt: skip
+    torn = b'\n{"now":9,"wal'
+    log.write_bytes(log.read_bytes().replace(torn, b"\n" + again + torn))
     wall_s = 5 * CYCLE_S + 405.0
     active = nodes - 1
     account = so_far(counted(5, nodes).account, wall_s, nodes, active, wall_s)

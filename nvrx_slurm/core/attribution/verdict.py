@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _SIGTERM = 15
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
+_STOPPED = "stopped"  # the rule of exceptions that handlers of SIGTERM and SIGINT raise
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
@@ -104,12 +105,12 @@ def _level(fault: RankFault) -> float:
 
 
 def is_victim(fault: RankFault) -> bool:
-    """Whether an error only follows from the end of another rank; False where a rank did what SIGTERM asks for."""
-    return (
-        fault.finding is not None
-        and fault.finding.role is LineRole.ECHO
-        and not is_told_to_end(fault)
-    )
+    """Whether an error only follows from the end of another rank; False where it follows from a signal."""
+    f = fault.finding
+    if f is None or f.role is not LineRole.ECHO:
+        return False
+    by_signal = f.rule == _STOPPED or f.blame is Blame.SLURM
+    return not by_signal and not is_told_to_end(fault)
 
 
 def is_told_to_end(fault: RankFault) -> bool:

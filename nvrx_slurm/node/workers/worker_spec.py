@@ -179,8 +179,12 @@ def rank_env(
 def worker_env(
     inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int
 ) -> dict[str, str]:
-    """Environment of one worker: what is inherited, torchrun's defaults where unset, then `rank_vars`."""
-    env = {name: value for name, value in inherited.items() if name not in _OF_STEP}
+    """Environment of one worker: what is inherited, torchrun's defaults where unset, then `rank_vars`.
+
+    A rank of another run may have started or submitted this one: what it alone was told is not inherited.
+    """
+    of_others = {*_OF_STEP, *RANK_NAMES}
+    env = {name: value for name, value in inherited.items() if name not in of_others}
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
