@@ -163,3 +163,15 @@ def test_a_coordinator_that_is_gone_is_silent(rig):
     told(rig, "running")
     kill(one, pid)
     told(rig, "silent", code=CANNOT_TELL)
+
+
+def test_one_event_has_one_time_wherever_it_is_told(rig):
+    """Here a job begins some time before its coordinator, as in a batch script."""
+    rig.before = OFTEN
+    script = rig.script("if CYCLE == 0:\n    sys.exit(3)\n" + UNTIL_TOLD)
+    one = rig.run(script, "--max-restarts=9", NVRX_BEGAN=str(time.time() - 40.0))
+    at = one.line(r"(\+4\d\.\d)s .*exited with code 3; restart 1")[1]
+    told(rig, "running", "cycle 1", f"{at}s", "exited with code 3")
+    rig.ends_well("end1", one)
+    assert f"{at}s  cycle 0 failed" in nvrx("why", rig.run_dir).stdout
+    assert f"{rig.result['restarts'][0]['at_s']:+.1f}" == at
