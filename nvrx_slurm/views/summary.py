@@ -23,7 +23,7 @@ _LONG_IMPORTS = 0.05  # share of all nodes' time
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
     """The sums of the runs of one job or chain, from the first submission to the last end (Unix seconds).
 
-    Runs without an account count as wall time only. No ratio is known where "rest" of an account is "unknown".
+    Runs without an account count as wall time only. No ratio is known where "rest" of all accounts is "unknown".
     """
     total: Counter[str] = Counter()
     accounts = [run["account"] for run in runs if run.get("account")]
@@ -42,7 +42,7 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
     wall_s = ended_s - began_s
     rests = [account["rest"] for account in accounts if "rest" in account]
     known = (total, productive_s, wall_s)
-    if "unknown" in rests:
+    if accounts and rests.count("unknown") == len(accounts):
         known = (Counter(), 0.0, 0.0)
     return {
         "runs": len(runs),

@@ -69,6 +69,15 @@ def test_a_chain_counts_with_all_its_links(tmp_path):
     assert (found(tmp_path, "chain_1")["runs"], found(tmp_path, "7", "8")["wall_s"]) == (2, 2300.0)
 
 
+@pytest.mark.parametrize(("runs", "share"), [(["7"], None), (["7", "8"], 0.4)])
+def test_a_run_of_which_little_is_known_hides_no_other_one(tmp_path, runs, share):
+    """What is not known of it counts as not productive."""
+    account = to_json(Account(1000.0, 0.0, (), (), SectionTime("", 0.0, 0)), 0.0, 0.0)
+    write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00", account={**account, "rest": "unknown"})
+    write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00")
+    assert found(tmp_path, *runs)["productive_share"] == share
+
+
 def test_all_jobs_of_a_week_have_a_line_each(tmp_path):
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
     write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00", restarts=[], account=None)
