@@ -97,7 +97,7 @@ def state():
     )
     return {
         "how signals are handled": [_signal.getsignal(number) for number in range(1, _signal.NSIG)],
-        "the working directory": os.getcwd(),
+        "the working directory": directory(),
         "the umask": mask,
         "the locale": _locale.setlocale(_locale.LC_ALL),
         "limits of the interpreter": limits,
@@ -107,6 +107,14 @@ def state():
         "the time zone": time.tzname,
         "the scheduler": [os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)],
     }
+
+
+def directory():
+    """The working directory; "." where it was removed, which keeps no program from running there."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "."
 
 
 def stamp(path):

@@ -7,9 +7,18 @@ import socket
 import stat
 import sys
 import time
+from contextlib import suppress
 
 from nvrx_exact import Hooks
-from nvrx_process import c_environ, children, decoded, descriptors, libraries, show
+from nvrx_process import (
+    c_environ,
+    children,
+    decoded,
+    descriptors,
+    directory,
+    libraries,
+    show,
+)
 from nvrx_steps import PAGE, StepFinder
 
 _MEMORY = 1  # major number of /dev/null and its like
@@ -27,7 +36,9 @@ class Rank(Hooks):
         self._mask = mask
         self._page = page
         self._steps = StepFinder(page)
-        self._pid, self._cwd, self._affinity = os.getpid(), os.getcwd(), os.sched_getaffinity(0)
+        self._pid = os.getpid()
+        self._cwd = directory()
+        self._affinity = os.sched_getaffinity(0)
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._descriptors = descriptors()
@@ -69,7 +80,8 @@ class Rank(Hooks):
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.umask(self._umask)
-        os.chdir(self._cwd)
+        with suppress(OSError):  # it was removed
+            os.chdir(self._cwd)
         os.sched_setaffinity(0, self._affinity)
         path = self._env.get("PYTHONPATH")
         names = ("told", "watched", "rank_names")

@@ -155,6 +155,17 @@ def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_
     pids_of(one, 4, "executed")
 
 
+def test_ranks_are_forked_where_the_working_directory_was_removed(rig, work):
+    rig.before = "import os; os.mkdir('gone'); os.chdir('gone')"
+    one = rig.run(work, "--nproc-per-node=2", "--max-restarts=1", SOON, PRELOAD, args=("1",))
+    pids = pids_of(one, 0, "forked")
+    waiting(one, pids)
+    (rig.dir / "gone").rmdir()
+    os.kill(pids[0], signal.SIGKILL)
+    pids_of(one, 1, "forked")
+    assert one.wait() == 0
+
+
 WAITED = """
 from nvrx_slurm.node.workers.launcher import Launcher
 wait = Launcher.wait
