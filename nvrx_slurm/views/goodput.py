@@ -32,6 +32,7 @@ from nvrx_slurm.views.coordinator_logs import (
 )
 from nvrx_slurm.views.log_tree import (
     RUN,
+    closed,
     find_run,
     log_dir,
     result_of,
@@ -88,6 +89,8 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
             ]
     else:
         found, shown = _of_each(_jobs(time.time() - since))
+        if hidden := closed(log_dir()):
+            click.echo(hidden, err=True)
     if as_json:
         return click.echo(json.dumps(found, indent=1))
     for number, line in enumerate(shown):

@@ -69,6 +69,25 @@ def runs_of(job: Path) -> list[Path]:
     return [job / runs[key] for key in sorted(runs)]
 
 
+def closed(place: Path) -> str:
+    """What in a log directory this user may not read, as a sentence; "" = nothing."""
+    if _is_closed(place):
+        return f"{place} cannot be read; ask its owner"
+    jobs = sum(_is_closed(place / name) for name in names_in(place))
+    what = "1 job" if jobs == 1 else f"{jobs} jobs"
+    return f"not shown: {what} of {place} that you may not read" if jobs else ""
+
+
+def _is_closed(directory: Path) -> bool:
+    try:
+        os.scandir(directory).close()
+    except PermissionError:
+        return True
+    except OSError:  # a file, or nothing
+        return False
+    return False
+
+
 def result_of(run: Path, name: str = "result.json") -> dict[str, Any]:
     """The content of a run's result.json; {} if there is none that can be read."""
     try:

@@ -15,7 +15,7 @@ from nvrx_slurm.core.account.figures import lost_s
 from nvrx_slurm.core.progress import DAMAGE
 from nvrx_slurm.core.words import in_words, unix_s
 from nvrx_slurm.system.foreign import names_in
-from nvrx_slurm.views.log_tree import log_dir, runs_of, status_of
+from nvrx_slurm.views.log_tree import closed, log_dir, runs_of, status_of
 from nvrx_slurm.views.screen import columns, show
 from nvrx_slurm.views.status import CANNOT_TELL, COLOURS, NEEDS_A_PERSON, PROGRESS, Seen, observe
 
@@ -43,8 +43,12 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     place = where or log_dir()
     runs = [run for job in names_in(place) for run in runs_of(place / job)]
     runs.sort(key=_changed_at, reverse=True)
+    hidden = closed(place)
+    if hidden:
+        click.echo(hidden, err=True)
     if not runs and not as_json:
-        click.echo(f"{place} holds no run")
+        if not hidden:
+            click.echo(f"{place} holds no run")
         return
     now = time.time()
     found = [(run, observe(run, now)) for run in (runs if every else runs[:_RUNS_SHOWN])]

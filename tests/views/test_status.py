@@ -140,6 +140,43 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path):
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
 
 
+@pytest.fixture
+def ordinary():
+    """Root reads everything: for this test it is nobody."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        yield
+        os.seteuid(0)
+    else:
+        yield
+
+
+@pytest.fixture
+def private(tmp_path, monkeypatch):
+    """A log tree with a job that its owner lets nobody read. The names before it are not looked at."""
+    for job in ("1/r0", "2/r0"):
+        put(tmp_path / job, written=time.time())
+    (tmp_path / "2").chmod(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    tmp_path.chmod(0o755)
+    (tmp_path / "2").chmod(0o755)
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["goodput", "--since", "1d"]], ids=" ".join)
+def test_what_may_not_be_read_is_said(private, ordinary, words):
+    shown = nvrx(*words, PET_LOG_DIR=".")
+    assert "not shown: 1 job of . that you may not read" in shown.stderr and "not shown" not in shown.stdout
+
+
+def test_a_log_tree_that_may_not_be_read_is_not_called_empty(private, monkeypatch, request):
+    private.chmod(0o711)
+    request.getfixturevalue("ordinary")
+    shown = nvrx("list", PET_LOG_DIR=".")
+    assert ". cannot be read; ask its owner" in shown.stderr and "no run" not in shown.output
+
+
 def test_a_list_is_a_table_that_fits_80_columns(tmp_path):
     costs = {"detect_s": 3.0, "down_s": 1.0, "again_s": 2.0, "recomputed_s": None}
     result = {"code": 93, "reason": "r", "started": "2026-03-01T10:00:00Z", "restarts_used": 1, "restarts": [costs]}
