@@ -163,9 +163,11 @@ class Stopping(Part):
 
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """It is not waited for."""
-        is_late = event.node_id in self.pending
-        if is_late and self._ledger.add((event.fault,), self._job.cycle, now):
-            self._say_late(event.fault)
+        if event.node_id in self.pending:
+            is_new = self._ledger.add((event.fault,), self._job.cycle, now)
+            # an exclusion is said where it is decided
+            if is_new and event.fault.kind is t.FaultKind.NODE_LOST:
+                self._say_late(event.fault)
         return self.on_available(event, now)
 
     def on_available(self, event: ev.Left | ev.Available, now: float) -> Stage | None:
