@@ -278,6 +278,15 @@ def test_bytes_of_strangers_change_nothing(pair: tuple[Node, Node], data: bytes)
     other.gets((0, 0, 1))
 
 
+def test_the_17th_caller_at_once_is_hung_up_on(pair: tuple[Node, Node]) -> None:
+    """The others have a while for their proof."""
+    callers = [socket.create_connection(("127.0.0.1", pair[1].port), WAIT_S) for _ in range(17)]
+    ended, _, _ = select.select(callers, [], [], WAIT_S)
+    assert ended == callers[16:] and callers[16].recv(1) == b""
+    for caller in callers:
+        caller.close()
+
+
 def call(node: Node, identity: JobIdentity = JOB) -> Channel:
     return Channel(socket.create_connection(("127.0.0.1", node.port), WAIT_S), identity, is_server=False)
 

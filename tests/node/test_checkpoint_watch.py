@@ -1,5 +1,6 @@
 """--ft-checkpoint-dir in real jobs: where ranks resume, torn and stale checkpoints, a dead file system."""
 
+import os
 import time
 
 import pytest
@@ -50,6 +51,7 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig):
     again = rig.run(rig.script(UP + SAVES, "again.py"), *flags)
     assert again.wait() == 0
     again.line("from step_400.pt$")
+    assert sorted(os.listdir(rig.dir / "saves")) == [f"step_{n}.pt" for n in (100, 200, 300, 400)]  # nothing of ours
 
 
 def test_cycles_without_a_new_checkpoint_end_the_job(rig):

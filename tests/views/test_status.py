@@ -140,6 +140,19 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path):
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
 
 
+@pytest.mark.parametrize("words", ["list", "status", "why", "goodput", "goodput --since 1d", "logs", "report"])
+def test_readers_ask_slurm_for_nothing(tmp_path, monkeypatch, words):
+    for tool in ("squeue", "sacct", "scontrol", "sinfo", "srun", "scancel"):
+        (tmp_path / tool).write_text(f"#!/bin/sh\necho {tool} >> {tmp_path}/asked\n")
+        (tmp_path / tool).chmod(0o755)
+    subprocess.run(["squeue"], env={"PATH": str(tmp_path)}, check=True)
+    put(tmp_path / "logs/7/r0", written=time.time())
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    assert nvrx(*words.split(), PET_LOG_DIR=str(tmp_path / "logs")).output
+    assert (tmp_path / "asked").read_text() == "squeue\n"
+
+
 @pytest.fixture
 def ordinary():
     """Root reads everything: for this test it is nobody."""
