@@ -25,7 +25,7 @@ def wait_for_store_first():
 
     def create_store(*args, **named):
         where = args[:2]
-        # A torch that calls this function otherwise makes nobody wait.
+        # Where a later torch passes other arguments, no rank waits.
         rank = args[2] if len(args) > 2 else 0
         if rank:
             _wait_for_server(socket, where)

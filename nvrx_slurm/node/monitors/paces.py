@@ -49,6 +49,8 @@ class Paces:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._seen: dict[int, tuple[int, float, float]] = {}  # by rank: steps, when the last one was, and pace
+        self._plan: Plan | None = None  # of the workers that run
+        self._last: list[RankPace] = []  # of those that have ended
 
     def times(self, local_rank: int, released_s: float) -> RankTimes:
         """How a worker has spent its time until now."""
@@ -63,7 +65,7 @@ class Paces:
         times = self.times(local_rank, worker.released_s)
         if times.init_s:
             self._last.append(self._pace(worker.where.rank, times))
-        if self._last and not self._alive:
+        if self._plan is not None and self._last and not self._alive:
             self._tell(Pace(self._plan.term, self._plan.cycle, tuple(self._last)))
         return times
 
@@ -71,7 +73,7 @@ class Paces:
         """The workers of this plan have started."""
         self.end()
         self._plan = plan
-        self._last: list[RankPace] = []
+        self._last = []
         self._seen, self._stalls = {}, Stalls(*self._limits)
         self._window_at = 0.0
         self._wake(plan, _FIRST_S)
