@@ -26,6 +26,7 @@ from nvrx_slurm.config.other_launchers import instead
 from nvrx_slurm.config.settings import settings_of
 from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.errors import ExitCode, UsageError
+from nvrx_slurm.node.workers.worker_spec import worker_env
 
 pytestmark = pytest.mark.process
 
@@ -359,6 +360,13 @@ def test_variables_that_workers_get(tmp_path):
         "NVRX_KEEPER_BYTES",
     }  # seldom there
     assert documented == set((tmp_path / "names.1").read_text().split()) - set(env)
+
+
+def test_what_the_front_tells_its_tasks_no_rank_inherits():
+    rows = (DOCS / "reference/environment.md").read_text().splitlines()
+    cells = [row.split("|") for row in rows if "| the front |" in row]
+    told = {name for row in cells for name in code(row[1])}
+    assert len(told) > 5 and worker_env(dict.fromkeys((*told, "MINE"), "x"), {}, 1).keys() & {*told, "MINE"} == {"MINE"}
 
 
 def test_variables_of_theirs():
