@@ -61,11 +61,9 @@ def test_the_culprit_is_named(rig, wait, way):
 STOPPED = (
     UP
     + """
-def path(rank):
-    return os.path.join(os.environ["NVRX_TEST_GATES"], f"ready{{rank}}")
 if RANK == 1:
-    while not all(os.path.exists(path(rank)) for rank in (0, 2, 3)):
-        time.sleep(0.001)
+    for rank in (0, 2, 3):
+        gate(f"ready{{rank}}")
     os._exit(7)
 if RANK == 0:
     os.write(2, b"Traceback (most recent call last):\\n  File 't.py', line 1, in f\\n{victim}\\n")
@@ -76,7 +74,12 @@ if RANK == 3:
         os.write(2, b"Traceback (most recent call last):\\n  File 't.py', line 1, in f\\nSIGTERMException\\n")
         os._exit(1)
     signal.signal(signal.SIGTERM, end)
-open(path(RANK), "w").close()
+path = os.path.join(os.environ["NVRX_TEST_GATES"], f"ready{{RANK}}")
+try:
+    os.mkfifo(path)
+except FileExistsError:
+    pass
+open(path, "w").close()  # waits for rank 1
 forever()
 """
 )

@@ -14,15 +14,22 @@ ASKS = 'print("it is", input("name? "))\n'
 OF_FOUR = ["srun", "-N4", "-n4", "--pty", "nvrx-run", "worker.py"]
 # Rank 0, which alone has the terminal, says when all can save.
 SAVES = """
-import time
 def save(signum, frame):
     mark("saved")
     sys.exit()
 signal.signal(signal.SIGINT, save)
-mark("ready")
-while RANK == 0 and open(os.environ["TEST_JOB"] + "/marks").read().count("ready") < 4:
-    time.sleep(0.05)
-print("all are ready", flush=True)
+ready = os.environ["TEST_JOB"] + "/ready"
+try:
+    os.mkfifo(ready)
+except FileExistsError:
+    pass
+fd = os.open(ready, os.O_RDWR if RANK == 0 else os.O_WRONLY)  # waits for rank 0
+if RANK == 0:
+    for _ in range(3):
+        os.read(fd, 1)
+    print("all are ready", flush=True)
+else:
+    os.write(fd, b".")
 signal.pause()
 """
 
