@@ -155,7 +155,7 @@ def test_readers_ask_slurm_for_nothing(tmp_path, monkeypatch, words):
 
 @pytest.fixture
 def ordinary():
-    """Root reads everything: for this test it is nobody."""
+    """Runs the test as the user nobody where it is root, who may read every file."""
     if os.geteuid() == 0:
         os.seteuid(65534)
         yield
@@ -166,7 +166,7 @@ def ordinary():
 
 @pytest.fixture
 def private(tmp_path, monkeypatch):
-    """A log tree with a job that its owner lets nobody read. The names before it are not looked at."""
+    """A log tree with two jobs. Only its owner may read the second one."""
     for job in ("1/r0", "2/r0"):
         put(tmp_path / job, written=time.time())
     (tmp_path / "2").chmod(0)
