@@ -192,7 +192,9 @@ async def test_continues_leave_room_for_what_matters(rig, length):
     client.send_heartbeat()
     sleeper = rig._sleepers[-1]
     assert sleeper.wait(WAIT_S) < 0  # killed; this process, the agent, has not run its loop
-    told = [action for action, _ in heard(rig)]
+    found = heard(rig)
+    assert len(found[0][1]) == min(length, 600)
+    told = [action for action, _ in found]
     assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
     assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
 
