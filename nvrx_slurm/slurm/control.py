@@ -11,13 +11,21 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
-from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, NotKnown, SlurmError, Waits
+from nvrx_slurm.slurm.api.facts import (
+    JobFacts,
+    NoAnswer,
+    NotInstalled,
+    NotKnown,
+    SlurmError,
+    Waits,
+)
 from nvrx_slurm.system.ports import is_refused
 
 if TYPE_CHECKING:
@@ -101,21 +109,22 @@ class Control:
         found = re.match(r"\d{1,9}\b", told)
         return float(found[0]) if found else KILL_WAIT_S
 
-    def job_nodes(self, job_id: int) -> list[str] | None:
-        """The nodes that the job has now and that Slurm does not consider dead; None if unknown.
+    def job_now(self, job_id: int) -> JobFacts | None:
+        """The job, with those of its nodes that Slurm does not consider dead; None if unknown.
 
         A batch script's variables keep the nodes it began with, also after a `--no-kill` job has lost some. Raises
         NotUsable.
         """
         slurm = self.slurm
         try:
-            names = slurm.job(job_id).nodes
+            job = slurm.job(job_id)
         except SlurmError:
             return None
-        states = self._ask(lambda slurm: slurm.nodes(names) if names else {}, {})
-        return [
-            name for name in names if name not in states or not states[name].states & _GONE
-        ] or None
+        states = self._ask(lambda slurm: slurm.nodes(job.nodes) if job.nodes else {}, {})
+        alive = [
+            name for name in job.nodes if name not in states or not states[name].states & _GONE
+        ]
+        return replace(job, nodes=tuple(alive))
 
     def step_id(self, job_id: int, step_name: str) -> str | None:
         """ "JOB.STEP" of the running step of `job_id` with that name (srun --job-name); None when there is none."""

@@ -57,6 +57,9 @@ def test_a_job():
     assert (job.job_id, job.state, job.reason, job.restarts, job.requeue) == (7, "RUNNING", "", 3, True)
     assert (job.nodes, job.excluded, job.batch_host) == (("n1", "n2"), ("n3", "n4"), "n1")
     assert (job.time_left_s, job.exit_code) == (86340.0, 0)
+    assert job.inherited == ("SLURM_HET_", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+    plain = JOB.replace("ArrayJobId=5 ", "HetJobId=7 TresPerTask=gres:gpu:1 ").replace("Restarts=3", "Restarts=0")
+    assert text.job(plain, 7).inherited == ("SLURM_ARRAY_", "SLURM_RESTART_COUNT")
     ended = JOB.replace("RUNNING", "FAILED").replace("ExitCode=0:0", "ExitCode=0:9")
     assert (text.job(ended, 7).exit_code, text.job(ended, 7).time_left_s) == (137, None)
 

@@ -50,7 +50,7 @@ def test_without_slurm(control, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert control.time_left_s(1, {}) is None
     assert control.kill_wait_s() == 30.0
-    assert control.job_nodes(1) is None and control.step_id(1, "x") is None
+    assert control.job_now(1) is None and control.step_id(1, "x") is None
     assert control.node_address("localhost") == "localhost"
     with pytest.raises(UsageError, match=r"node no-such-node\.invalid: .* NodeAddr"):
         control.node_address("no-such-node.invalid")

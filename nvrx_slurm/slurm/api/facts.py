@@ -52,6 +52,8 @@ class JobFacts:
     started_s: int = 0  # the same; 0 also while it waits
     qos: str = ""  # the same for pyslurm, which is not asked
     preempted: bool = False  # Slurm takes its nodes away, now or after the GraceTime
+    # beginnings of names: such variables are here from another job, in which sbatch was called; pyslurm is not asked
+    inherited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,14 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
 _MAX_DIGITS = 18
 _NOTHING = frozenset({"", "(null)", "None", "N/A"})
+# Slurm sets such a variable only for jobs with this field. sbatch passes on those of the job that it is called in.
+_SET_WITH = {
+    "SLURM_ARRAY_": "ArrayJobId",
+    "SLURM_HET_": "HetJobId",
+    "SLURM_RESTART_COUNT": "Restarts",
+    "SLURM_GPUS_PER_TASK": "TresPerTask",
+    "SLURM_TRES_PER_TASK": "TresPerTask",
+}
 # What slurm_strerror(3) says, in words that no version has changed.
 _KINDS: dict[type[SlurmError], str] = {
     NotKnown: r"invalid job id|invalid node name|job/step already completing or completed|"
@@ -96,6 +104,9 @@ def job(text: str, job_id: int) -> JobFacts:
         started_s=started_s,
         # not of an earlier life
         preempted=0 < started_s <= _unix(_field(one, "PreemptTime")),
+        inherited=tuple(
+            name for name, field in _SET_WITH.items() if _field(one, field, "0") in ("", "0")
+        ),
     )
 
 
