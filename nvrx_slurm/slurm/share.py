@@ -16,22 +16,30 @@ from nvrx_slurm.slurm.env import Env
 DEVICES_ENV = "NVRX_DEVICES"
 # those that Slurm sets
 _LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_OF_TASKS = re.compile(
-    r"S(?:LURM|RUN)_(?:\w+_PER_TASK|NTASKS_PER_(?:CORE|GPU|SOCKET)|(?:CPU|GPU|MEM|TRES)_BIND\w*)"
+_SHARE = re.compile(r"S(?:LURM|RUN)_(?:GPUS(?:_PER_\w+)?|MEM_PER_\w+|\w+_PER_TASK)")
+_BINDING = re.compile(
+    r"S(?:LURM|RUN)_(?:NTASKS_PER_(?:CORE|GPU|SOCKET)|(?:CPU|GPU|MEM|TRES)_BIND\w*)"
 )
 
 
 def srun_env(env: Env) -> dict[str, str]:
-    """The environment for srun, without what the header says about each of its tasks."""
-    return {name: value for name, value in env.items() if not _OF_TASKS.fullmatch(name)}
+    """The environment for srun, without shares and bindings: then the step has all that the job has.
+
+    The header may describe other tasks, and sbatch passes on what the job that it is called in had.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if not (_SHARE.fullmatch(name) or _BINDING.fullmatch(name))
+    }
 
 
 def srun_options(env: Env) -> list[str]:
-    """Ranks get the environment of the batch script, also after sbatch --export, and what `srun_env` leaves out."""
+    """Ranks get the environment of the batch script, also after sbatch --export, and the shares."""
     kept = [
         f"{name}={value}"
         for name, value in sorted(env.items())
-        if name.endswith("_PER_TASK") and _OF_TASKS.fullmatch(name) and "," not in value
+        if _SHARE.fullmatch(name) and "," not in value
     ]
     options = [f"--export={','.join(['ALL', *kept])}"]
     return [*options, *_gpus_by_tasks(env)]

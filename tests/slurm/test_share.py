@@ -56,17 +56,18 @@ def test_nodes_with_different_numbers_of_tasks(varied: Jobs):
     assert shares == [("2", 2, "0,1"), ("2", 2, "0,1"), ("1", 1, "0")], job.said()
 
 
-def test_a_job_that_another_one_submits_has_nothing_of_it(varied: Jobs):
-    """sbatch passes on that the one which calls it is in an array, was requeued, and has a GPU per task."""
+@pytest.mark.parametrize("has", [("--gpus-per-task=1", "--mem-per-cpu=500"), ("--gpus-per-node=1", "--mem=500")])
+def test_a_job_that_another_one_submits_has_nothing_of_it(varied: Jobs, has):
+    """sbatch passes on that the one which calls it is in an array, was requeued, and what it has of its node."""
     job = varied.new(TELLS)
-    inner = "sbatch --wait --nodes=2 --gpus-per-node=2 --wrap 'exec nvrx-run worker.py'"
-    header = ("--array=3", "--nodes=1", "--ntasks=1", "--gpus-per-task=1", f"--chdir={job.directory}")
+    inner = "sbatch --wait --nodes=2 --gres=gpu:2 --mem=1000 --wrap 'exec nvrx-run worker.py'"
+    header = ("--array=3", "--nodes=1", "--ntasks=1", *has, f"--chdir={job.directory}")
     script = f"#!/bin/bash\nexport SLURM_RESTART_COUNT=1\n{inner}\n"
     job.job_id = varied.cluster.submit(script, *header, *varied.environment(job))
     job.ends("COMPLETED", 0)
     assert len(told(job)) == 4
     for one in told(job):
-        assert one["NVRX_RUN_DIR"].endswith(f"/nvrx_logs/{one['SLURM_JOB_ID']}/r0")
+        assert one["NVRX_RUN_DIR"].endswith(f"/nvrx_logs/{one['SLURM_JOB_ID']}/r0") and "mem=2000M," in one["step"]
         assert not {"SLURM_ARRAY_TASK_ID", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"} & {*one}
 
 
