@@ -91,10 +91,10 @@ class _Case(NamedTuple):
         cause = v.cause
         last = self.past[-1] if self.past else None
         f = cause.finding
-        if last is None or f is None or not v.fingerprint or last.fingerprint != v.fingerprint:
+        if last is None or not v.fingerprint or last.fingerprint != v.fingerprint:
             return None
         is_own = cause.kind in (FaultKind.EXIT, FaultKind.LOSS) or cause.exit_code in _OWN_SIGNALS
-        if not is_own or f.role is LineRole.ECHO:
+        if not is_own or (f is not None and f.role is LineRole.ECHO):
             return None
         # a full disk, a mount, a port, a permission
         may_pass = v.blame in _OUTSIDE or v.one_node
