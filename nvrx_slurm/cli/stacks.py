@@ -57,7 +57,7 @@ def stacks(place: Path, here: bool) -> None:
         return click.echo(json.dumps(found))
     if not found:
         raise click.UsageError(
-            f"no rank of {run} was found: it has ended, or runs as another user or on other nodes"
+            f"no rank of {run} was found: it has ended, its agent is stopped, or another user or other nodes run it"
         )
     for line in _tell(
         [_evidence(rank) for rank in {rank["rank"]: rank for rank in found}.values()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.attribution.said import what_to_do
 from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.core.attribution.verdict import judge
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy
 
 pytestmark = pytest.mark.fast
@@ -168,6 +171,12 @@ def test_each_signal_has_its_sentence() -> None:
     told = Counter(what_to_do(_bare(-signal)) for signal in (2, 3, 4, 6, 7, 8, 9, 11, 15, 31))
     assert max(told.values()) == 1 and "scancel" in what_to_do(_bare(-15))
     assert what_to_do(_bare(134)) == what_to_do(_bare(-6)) != what_to_do(_bare(255))
+
+
+def test_a_program_that_a_limit_keeps_from_starting_is_not_at_a_wrong_path() -> None:
+    codes = (errno.ENOENT, errno.EMFILE, errno.EAGAIN, errno.ENOMEM)
+    told = [what_to_do(replace(WHERE, message=f"{os.strerror(code)} (process)")) for code in codes]
+    assert "path" in told[0] and len({*told}) == len(told)
 
 
 def test_which_rules_may_end_a_job() -> None:

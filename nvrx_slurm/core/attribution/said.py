@@ -69,7 +69,7 @@ def what_to_do(fault: RankFault, of_site: bool = False) -> str:
 
 def _of_end(fault: RankFault) -> str:
     code = fault.exit_code
-    ends = [fault.kind.value]
+    ends = [f"{fault.kind.value} {fault.message.partition(' (')[0]}", fault.kind.value]
     if fault.kind in (FaultKind.SIGNAL, FaultKind.EXIT):
         ends = [f"signal {-code}", f"signal {code - _BY_SIGNAL}", f"code {code}", *ends]
     return next((_BY_END[end] for end in ends if end in _BY_END), "")
