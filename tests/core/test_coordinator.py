@@ -53,6 +53,14 @@ def test_a_plan_says_where_each_node_is():
     assert (plans["h0.0"].group_rank, plans["h0.0"].rank_offset) == (0, 0)
 
 
+def test_while_ranks_may_run_elsewhere_no_node_is_said_to_be_waited_for():
+    story = Story()
+    title = "ranks may run on a node that is out of reach until its lease is over"
+    story.play(dict(STORIES)[f"electing: {title}"])
+    said = " ".join(story.said)
+    assert "out of reach" in said and "segment" not in said
+
+
 def test_a_snapshot_tells_which_nodes_can_fork_ranks():
     story = Story()
     story.play(["running 2 of 4", "warm 0", "warm 1", "cold 3"])

@@ -168,6 +168,8 @@ class Gathering(Part):
     def _announce(self, now: float) -> None:
         self._announce_at = None
         more = self._s.min_nodes - self._members.ready
+        if more <= 0 and self._fenced_until is not None:
+            return  # what is waited for has been said
         awaited = f"{more} more" if more > 0 else "the rest of a segment"
         self._say(f"{self.missing()}; waiting up to {self.join_by - now:.0f} s for {awaited}")
 
