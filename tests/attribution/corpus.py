@@ -57,7 +57,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "nccl-internal": ("torch.distributed.DistBackendError: NCCL error: unhandled cuda error, NCCL version 2.27.3",),
     "no-input": ("EOFError: EOF when reading a line", "bdb.BdbQuit"),
     "checkpoint-torn": ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory", "EOFError: Ran out of input"),
-    "storage-error": ("OSError: [Errno 116] Stale file handle: '/ckpt/step_100'", "OSError: [Errno 5] Input/output error"),
+    "storage-error": ("OSError: [Errno 116] Stale file handle: '/ckpt/step_100'", "OSError: [Errno 5] Input/output error", "TimeoutError: [Errno 110] Connection timed out: '/lustre/data/shard-7'"),
     "storage-away": ("LustreError: 11-0: scratch-OST0004: operation ost_write failed: This client was evicted by scratch-OST0004", "nfs: server 10.1.0.4 not responding, timed out"),
     "blocked-task": ("INFO: task python:4711 blocked for more than 120 seconds.",),
     "service-away": ("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /m",),
