@@ -112,3 +112,21 @@ def test_a_second_interrupt_kills_workers_and_ends_what_the_agent_waits_for(rig)
     for _ in range(2):
         press(one)
     assert one.wait(10) == 0
+
+
+IMPORTS = """
+import asyncio
+from nvrx_slurm.node import signals
+from nvrx_slurm.node.workers.launcher import Launcher
+signals._sent_by_slurm = lambda received: True
+Launcher.wait = lambda self, forked: print("imports", flush=True) or asyncio.Event().wait()
+"""
+
+
+def test_ranks_that_wait_for_their_imports_never_run_when_slurm_ends_the_job(rig):
+    """Slurm has signalled all processes, and those of these ranks are not among them."""
+    rig.before = IMPORTS
+    (one,) = rig.step((0,), 1, "1", rig.script(COUNTING))
+    one.line("imports")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143

@@ -197,9 +197,8 @@ class Workers:
 
     def _signal(self, signum: int, wake: bool = False) -> None:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too."""
-        if wake:
-            self._end_opening()
         if not self._stopping and (wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)):
+            self._end_opening()
             self._stopping = True
             if self._exits is not None:
                 self._exits.stop()
