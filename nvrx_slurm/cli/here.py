@@ -64,12 +64,22 @@ class Here(Record):
         return self.resolved.config.ft
 
     @property
-    def slurm_rank(self) -> int:
-        """Infra rank in the step or, where several jobs of an array meet at an endpoint, in the array."""
-        assert self.slurm is not None
-        return (
-            self.slurm.infra_rank if self.launch.endpoint is None else array_infra_rank(self.slurm)
-        )
+    def meets(self) -> bool:
+        """Whether several steps or tasks of an array are one job, which has more nodes than this step."""
+        slurm = self.slurm
+        if slurm is None or self.launch.endpoint is None:
+            return False
+        return node_range(self).max > slurm.nnodes * slurm.launchers
+
+    @property
+    def rank(self) -> int | None:
+        """Infra rank: Slurm's, or that of --node-rank outside of it and where steps meet; None: it was not given."""
+        slurm, given = self.slurm, self.launch.node_rank
+        if slurm is None:
+            return given
+        if slurm.cross_procid is not None or not self.meets:
+            return slurm.infra_rank
+        return given if given is not None or slurm.array_task_id < 0 else array_infra_rank(slurm)
 
 
 class OnNode(NamedTuple):

@@ -112,7 +112,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
         otlp=otlp,
         began_s=float(here.env.get(BEGAN_ENV) or time.time()),
-        may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
+        may_yield=here.rank is None and launch.rdzv_conf.is_host is None,
     )
 
 
@@ -161,7 +161,7 @@ def _coordinator(
     nodes = shape.nodes
     # an array that meets at an endpoint has more nodes than this job
     agents = slurm.agents if slurm is not None and launch.endpoint is None else ()
-    by_hand = slurm is None and launch.node_rank is not None
+    by_hand = (slurm is None or here.meets) and launch.node_rank is not None
     return replace(
         coordinator_settings(here.resolved.config, agent, preflight.longest_s),
         min_nodes=nodes.min,

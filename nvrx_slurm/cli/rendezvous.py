@@ -94,15 +94,12 @@ def token_note(here: Here, found: Meeting | None) -> str:
 
 
 def may_host(here: Here, found: Meeting) -> bool:
-    """Whether this node is the coordinator. Without Slurm it may be one of several that try; the first wins."""
-    launch = here.launch
-    if launch.rdzv_conf.is_host is not None:
-        return launch.rdzv_conf.is_host
-    if here.slurm is not None:
-        return here.slurm_rank == 0
-    return (
-        launch.node_rank == 0 if launch.node_rank is not None else _is_ours(found.endpoints[0][0])
-    )
+    """Whether this node is the coordinator. Without a rank it may be one of several that try; the first wins."""
+    is_host = here.launch.rdzv_conf.is_host
+    if is_host is not None:
+        return is_host
+    rank = here.rank
+    return rank == 0 if rank is not None else _is_ours(found.endpoints[0][0])
 
 
 def node(here: Here, found: Meeting | None, nproc: int) -> Node:
@@ -110,18 +107,19 @@ def node(here: Here, found: Meeting | None, nproc: int) -> Node:
     launch = here.launch
     slurm = here.slurm
     host = socket.gethostname()
-    rank = launch.node_rank
+    rank = here.rank
     address = launch.local_addr or ""
     order: tuple[int, ...] = ()
     endpoint_host = "127.0.0.1" if found is None else found.endpoints[0][0]
     if slurm is not None:
-        rank = here.slurm_rank
         host = slurm.nodename or host
         order = slurm.order
         if not address and _addresses(host):
             address = host
-        elif not address and (found is None or rank == 0):
+        elif not address and (found is None or may_host(here, found)):
             address = endpoint_host
+        # steps that meet without ranks are in the order of their nodes' names
+        rank = -1 if rank is None else rank
     elif found is None:
         rank = rank or 0
         address = address or endpoint_host

@@ -187,6 +187,28 @@ def test_where_the_domain_comes_from(no_gpus, flags, env, expected):
         assert node_domain(of(TASK | env, flags)) == expected
 
 
+OWN_STEP = {**ONE_TASK, "SLURM_STEP_ID": "4"}
+MEETS = {"rdzv_endpoint": "localhost:29400", "nnodes": "2"}
+
+
+@pytest.mark.parametrize(
+    "env, flags, rank, coordinates",
+    [
+        ({**TASK, "SLURM_PROCID": "2"}, {**MEETS, "node_rank": "0"}, 2, False),  # one step: Slurm knows better
+        (OWN_STEP, {**MEETS, "node_rank": "1"}, 1, False),  # a step per node
+        (OWN_STEP, {**MEETS, "node_rank": "0"}, 0, True),
+        (OWN_STEP, MEETS, -1, True),  # the endpoint is its own
+        ({**OWN_STEP, "CROSS_SLURM_PROCID": "3"}, MEETS, 3, False),
+        ({**OWN_STEP, **ARRAY}, MEETS, 3, False),  # tasks of an array are one job
+        ({**OWN_STEP, **ARRAY}, {"rdzv_endpoint": "localhost:29400"}, 0, True),  # or one job each, in a sweep
+        ({**TASK, **ARRAY, "SLURM_PROCID": "1"}, {**MEETS, "nnodes": "3"}, 1, False),
+    ],
+)
+def test_the_rank_of_a_node_that_meets_others_at_an_endpoint(work, clean, env, flags, rank, coordinates):
+    job = make_job(of(env, flags), "train.py", ())
+    assert (job.node.infra_rank, job.coordinator is not None) == (rank, coordinates)
+
+
 ASKS = """
 import os
 from nvrx_slurm.cli.here import find_here

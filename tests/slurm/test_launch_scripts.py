@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from nvrx_job import nvrx_submit
+from stage import free_port
 from waits import WAIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
@@ -68,6 +69,31 @@ def test_the_line_after_trains_on_all_of_the_job(varied, shape):
     job.ends("COMPLETED", 0)
     image = "yes" if shape in ("LUMI", "CSCS", "apptainer", "pyxis") else "-"
     assert len(job.marks(f"of-4-{image}")) == 4, job.said()
+
+
+# torchrun's flags may stay
+AS_BEFORE = """#!/bin/bash
+rank=0
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    flags="--nnodes=2 --node-rank=$rank --master-addr=localhost --master-port={port}"
+    srun -N1 -n1 -w $node --gpus-per-node=2 nvrx-run $flags worker.py &
+    rank=$((rank + 1))
+done
+wait
+"""
+SWEEP = """#!/bin/bash
+nvrx-run --nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=localhost:{port} worker.py
+"""
+
+
+@pytest.mark.parametrize("script, more", [(AS_BEFORE, ()), (SWEEP, ("--array=3",))], ids=["a step per node", "a sweep"])
+def test_a_script_with_the_flags_of_torchrun(varied, script, more):
+    job = varied.new(TRAINS)
+    shape = ("--nodes=2", "--gpus-per-node=2", "--no-kill", *more)
+    text = script.format(port=free_port())
+    job.job_id = varied.cluster.submit(text, *shape, *varied.environment(job), f"--chdir={job.directory}")
+    job.ends("COMPLETED", 0)
+    assert len(job.marks("of-4--")) == 4, job.said()
 
 
 def test_the_page_has_sixteen_of_them():
