@@ -25,7 +25,7 @@ def notes(here: Here, job: NodeJob) -> list[str]:
         _term_note(here),
         _numa_note(job),
         _tools_note(here),
-        _no_kill_note(here),
+        _srun_note(here),
         _share_note(here),
         "" if job.spec.wrapped else _hang_note(job.spec) if job.spec.monitored else _UNMONITORED,
         here.ft.attribution_note,
@@ -83,17 +83,13 @@ def _tools_note(here: Here) -> str:
     return f"Slurm's tools are not on PATH here: {'; '.join(found)}" if found else ""
 
 
-def _no_kill_note(here: Here) -> str:
+def _srun_note(here: Here) -> str:
     """The user's own srun, as in NeMo-Run's template; it is seen where it runs on this host."""
     slurm = here.slurm
-    if (
-        slurm is None
-        or slurm.nnodes == 1
-        or RUN_ENV in here.env
-        or not srun.without_no_kill(slurm.job_id)
-    ):
+    if slurm is None or slurm.nnodes == 1 or RUN_ENV in here.env:
         return ""
-    return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
+    found = " ".join(srun.should_be_told(slurm.job_id))
+    return found and f"srun ends the step when a node is lost or left out: add {found} to that srun"
 
 
 def _share_note(here: Here) -> str:
