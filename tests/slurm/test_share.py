@@ -33,8 +33,9 @@ def told(job):
         ((*PER_GPU, "--gpus-per-task=a100:2", "--mem-per-gpu=500"), 4, "4000M"),
         ((*PER_GPU, "--gres=gpu:4", "--mem=6000"), 4, "12000M"),
         (("--ntasks-per-node=1", "--gpus-per-node=2", "--cpus-per-gpu=1", "--gpu-bind=single:1"), 2, "16000M"),
+        ((*PER_GPU, "--hint=nomultithread", "--gpus-per-node=2", "--mem=1000"), 2, "2000M"),
     ],
-    ids=["per task", "typed", "gres", "per gpu"],
+    ids=["per task", "typed", "gres", "per gpu", "hint"],
 )
 def test_ranks_have_all_that_the_job_has_of_their_node(varied, header, gpus, memory):
     job = varied.submit(TELLS, "", 2, header, lead="export SLURM_CPU_BIND=mask_cpu:0x1")
