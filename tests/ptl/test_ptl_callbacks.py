@@ -89,6 +89,29 @@ def run(zygotes, tmp_path):
         one.close()
 
 
+def test_a_warned_fit_saves_though_lightning_does_not_take_slurm_for_its_environment(run):
+    """In a task of Slurm's; a rank of torchrun's has another environment, and no requeue of Lightning's."""
+    code = """
+    os.environ |= {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "job", "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "1"}
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    class SaveBeforeTheEnd(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            said["environment"] = type(trainer.strategy.cluster_environment).__name__
+            if trainer.global_step == 7:
+                monitor.warn()
+            if callback.fault_tol_client.should_stop_together(every=5):
+                trainer.save_checkpoint("last.ckpt")
+                trainer.should_stop = True
+                said["step"] = trainer.global_step
+    with standalone_monitor(**HEARTBEATS) as monitor:
+        callback = FaultToleranceCallback(autoresume=True, calculate_timeouts=False, exp_dir=".")
+        fit(callback, SaveBeforeTheEnd(), max_steps=50)
+    said["files"] = [os.path.exists("last.ckpt"), os.path.exists("finished")]
+    """
+    said, _ = run(code)
+    assert said == {"environment": "TorchElasticEnvironment", "step": 10, "files": [True, False]}
+
+
 @pytest.mark.repeats("pytorch_lightning")
 @pytest.mark.parametrize("package", INSTALLED)
 def test_heartbeats_through_two_jobs(run, package):
