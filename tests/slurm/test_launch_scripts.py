@@ -96,6 +96,18 @@ def test_a_script_with_the_flags_of_torchrun(varied, script, more):
     assert len(job.marks("of-4--")) == 4, job.said()
 
 
+def test_runs_on_nodes_of_their_own(varied):
+    """Side by side: each waits for the other one's ranks."""
+    (step,) = re.findall(r"`(srun .*) -N2 --ntasks-per-node=1 nvrx-run train.py &`", PAGE.read_text())
+    meet = "open('meet', sys.argv[1]).close()\n"  # of a FIFO: waits for the other one
+    job = varied.new(TRAINS + meet)
+    one = f"{step} -N1 --ntasks-per-node=1 nvrx-run --nproc-per-node=1 worker.py"
+    text = f"#!/bin/bash\nmkfifo meet\n{one} r & first=$!\n{one} w & second=$!\nwait $first && wait $second\n"
+    job.job_id = varied.cluster.submit(text, "--nodes=2", *varied.environment(job), f"--chdir={job.directory}")
+    job.ends("COMPLETED", 0)
+    assert len({mark.node for mark in job.marks("of-1--")}) == 2, job.said()
+
+
 def test_the_page_has_sixteen_of_them():
     assert len(SHAPES) == 16 and HEADERS.keys() <= SHAPES.keys() and SHAPES.keys() >= USUAL
 
