@@ -127,9 +127,10 @@ def test_a_rank_that_ends_with_0_too_early_is_the_cause_of_what_its_peers_say(ri
     link = rig.dir / "link"
     os.mkfifo(link)
     meets = f"""
-    with open({str(link)!r}, "w" if RANK else "r") as link:  # both are here
-        if RANK == 0:
-            raise RuntimeError("Connection closed by peer" + link.read())  # once rank 1 has ended
+    link = open({str(link)!r}, "w" if RANK else "r")  # both are here
+    if RANK == 0:
+        raise RuntimeError("Connection closed by peer" + link.read())  # once the kernel has ended rank 1
+    os._exit(0)
 """
     text = f"PRINTS = False\n{RANKS}if CYCLE < 2:{meets}else:\n    gate('end2')\n"
     rig.open("end2")
