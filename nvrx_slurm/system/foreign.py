@@ -23,9 +23,11 @@ _MOST_NAMES = 200_000
 def opened(base: Place, *names: str) -> io.FileIO:
     """The regular file of these names below the directory `base`. Raises OSError.
 
-    Neither `base` nor what is below it may be a link.
+    Neither `base` nor what is below it may be a link. The names may come from a file of another user.
     """
     place = os.path.join(base, *names)
+    if any("/" in name or name in ("", ".", "..") for name in names):
+        raise OSError(errno.EINVAL, "it leads out of its folder", place)
     here = -1
     try:
         here = os.open(base, _WAY)

@@ -166,8 +166,11 @@ def _number_of(line: str, run: Path, log: str) -> int:
     try:
         # cycle, node, rank: the tree may have been moved
         with opened(run, *Path(log).parts[-3:]) as file:
-            whole = wanted and size_of(file) <= _MOST_LOG_BYTES
-            while whole and (piece := file.read(_PIECE_BYTES)):
+            size = size_of(file)
+            # what comes later is not read: it may never end
+            left = size if wanted and size <= _MOST_LOG_BYTES else 0
+            while left > 0 and (piece := file.read(_PIECE_BYTES)):
+                left -= len(piece)
                 text += piece
                 if (at := text.rfind(wanted)) >= 0:
                     last = number + text.count(b"\n", 0, at)

@@ -1,10 +1,13 @@
 """`nvrx why` on the log trees of real jobs, and on damaged ones."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from toolbox import nvrx, nvrx_json
+
+from nvrx_slurm.views import why
 
 pytestmark = pytest.mark.fast
 
@@ -93,3 +96,37 @@ def test_a_damaged_result_is_one_sentence(tmp_path, content):
 
 def test_a_directory_without_a_run_is_said(tmp_path):
     assert "neither" in told(tmp_path, 2)
+
+
+@pytest.mark.parametrize("log", ["/etc/passwd", "../../passwd"])
+def test_a_log_that_is_not_of_the_run_is_not_looked_into(tmp_path, log):
+    run = tmp_path / "7/r0"
+    run.mkdir(parents=True)
+    for place in (tmp_path, run):
+        (place / "passwd").write_text("root: one\n")
+    cause = {**CAUSE, "log": log, "finding": {**CAUSE["finding"], "line": "root:"}}
+    (run / "result.json").write_text(json.dumps({**RESULT, "first_cause": cause}))
+    assert nvrx_json("why", "--json", run)["log_line"] == 0
+
+
+class Growing(io.FileIO):
+    """Its writer is faster than who reads it."""
+
+    reads = 0
+
+    def read(self, size=-1):
+        self.reads += 1
+        assert self.reads < 9
+        with open(self.name, "ab") as file:
+            file.write(b"x" * size)
+        return super().read(size)
+
+
+def test_a_log_that_grows_while_it_is_read_is_read_up_to_what_it_was(tmp_path, monkeypatch):
+    log = tmp_path / "cycle_0/node_0_n3/rank_7.err"
+    log.parent.mkdir(parents=True)
+    log.write_text("a\nuncorrectable ECC error\n")
+    monkeypatch.setattr(why, "opened", lambda *place: Growing(Path(*place)))
+    cause = {**CAUSE, "log": f"/w/{log.relative_to(tmp_path)}"}
+    (tmp_path / "result.json").write_text(json.dumps({**RESULT, "first_cause": cause}))
+    assert nvrx_json("why", "--json", tmp_path)["log_line"] == 2
