@@ -11,6 +11,7 @@ import click
 
 from nvrx_slurm.core.event_log import MAX_LINE_CHARS
 from nvrx_slurm.core.event_log import replay as run_again
+from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.system.foreign import names_in, opened
 from nvrx_slurm.views import complete
@@ -47,17 +48,18 @@ def _in_order(file: Path) -> tuple[bool, list[int], str]:
 
 
 def _replay(file: Path) -> bool:
+    name = printable(str(file))
     try:
         with TextIOWrapper(
             BufferedReader(opened(file.parent, file.name)), "utf-8", "replace"
         ) as text:
             found = run_again(iter(partial(text.readline, MAX_LINE_CHARS + 2), ""))
     except OSError as error:
-        click.echo(f"{file}: {error.strerror}", err=True)
+        click.echo(f"{name}: {error.strerror}", err=True)
         return False
     for difference in found:
-        click.echo(f"{file}: {difference}", err=True)
+        click.echo(f"{name}: {difference}", err=True)
     same = all(difference.torn for difference in found)
     if same:
-        click.echo(f"{file}: the same decisions throughout")
+        click.echo(f"{name}: the same decisions throughout")
     return same

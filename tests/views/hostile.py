@@ -54,7 +54,7 @@ TEXTS = {
     "torn": b'{"version": 1, "wri', "records": STATE + b'[0,9e9,1,1]\n[0,3,1,1]\n{"file":[],"id":{}}\n[0]\n' * 999,
     "plans": HEAD + b'{"wall":1,"plans":[{"plan":{"cycle":9}},"to":[1]]}\n' * 9000,
 }  # fmt: skip
-VALUES = (None, [], {}, [[]], "", "x\x1b[2J\ud800", True, -1, 1e17, "9" * 300, [{}], [None], {"a": []})
+VALUES = (None, [], {}, [[]], "", "x\x1b]2;x\x07\ud800", True, -1, 1e17, "9" * 300, [{}], [None], {"a": []})
 
 
 def _sparse(path):
@@ -99,6 +99,8 @@ def good(run, word=""):
     (run / LOG).parent.mkdir()
     (run / LOG).write_text(f"uncorrectable ECC error {word}\n")
     (run / "events/agent_0.jsonl").write_text(json.dumps({"nvrx": "1", "core": word}))
+    (run / "events/agent_\x1b]2;x\x07.jsonl").write_text("{")
+    (run / "events/coordinator_\x1b]2;x\x07.jsonl").write_text("{")
     (run / "cycle_0/hang.json").write_text(json.dumps({"ranks": [{"rank": 0, "frames": ["a"], "state": word}]}))
     merged, text = MergedFile(str(run / "merged.log"), 1, "x/r0"), b"0: %b\n" % word.encode()
     merged.open(LOG, 0)
