@@ -15,6 +15,7 @@ import stat
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
@@ -35,6 +36,7 @@ from nvrx_slurm.views.status import VERSION, content
 _ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3
 _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
 _TREE_S = 30.0  # for the jobs of one of them, in one scan
+_MOST_BYTES = 16 << 20  # of the text of one user's jobs: of more than 3,000
 _ONCE_S = 60.0  # for `nvrx metrics`
 _CLIENT_S = 10.0
 _MOST_CLIENTS = 8
@@ -60,6 +62,7 @@ class Trees:
         # jobs of which nothing is shown: path -> mtime (ns), until `_forget_at`
         self._over: dict[str, int] = {}
         self._forget_at = 0.0
+        self._ends = 0.0  # of the tree that is read: time.monotonic()
 
     def scan(self) -> None:
         """Read all that may have changed. Raises OSError."""
@@ -67,20 +70,20 @@ class Trees:
         now = time.time()
         unreadable = 0
         runs: dict[tuple[str, str], _Lines] = {}
+        used = Counter[int]()  # bytes, by the owner of the jobs
         if now > self._forget_at:
             self._over = {}
             self._forget_at = now + _FORGET_S
-        for job, mtime in self._jobs():
+        for job, mtime, owner in self._jobs():
             shown = 0
             for latest, run in enumerate(reversed(runs_of(job))):
+                if time.monotonic() > self._ends:
+                    shown = 1  # perhaps
+                    break
                 try:
                     found = _current(run, now, latest == 0)
                     if found is not None:
-                        told = samples(found)
-                        who = told[0].labels["job_id"], told[0].labels["run"]
-                        runs[who] = _Lines(
-                            found["written"], tuple((one.name, line(one)) for one in told)
-                        )
+                        used[owner] += _keep(runs, found, _MOST_BYTES - used[owner])
                         shown += 1
                 except FileNotFoundError:
                     shown += latest == 0 and now - mtime / 1e9 < _SILENT_S  # it has just begun
@@ -97,15 +100,16 @@ class Trees:
         ]
         self.runs, self.own = runs, tuple((one.name, line(one)) for one in own)
 
-    def _jobs(self) -> Iterator[tuple[Path, int]]:
-        """Jobs of which something may be shown; a job that is over comes back when it has a further run.
+    def _jobs(self) -> Iterator[tuple[Path, int, int]]:
+        """Jobs of which something may be shown, with mtime (ns) and owner.
 
+        One that is over comes back when it has a further run.
         A tree that takes longer than _TREE_S is left: what is over is passed over the next time.
         """
         for tree in glob.iglob(self.pattern):
-            ends = time.monotonic() + _TREE_S
+            self._ends = time.monotonic() + _TREE_S
             for name in names_in(tree):
-                if time.monotonic() > ends:
+                if time.monotonic() > self._ends:
                     break
                 with suppress(OSError):
                     job = os.path.join(tree, name)
@@ -113,7 +117,19 @@ class Trees:
                     found = (
                         stat.S_ISDIR(status.st_mode) and self._over.get(job) != status.st_mtime_ns
                     )
-                    yield from [(Path(job), status.st_mtime_ns)] if found else ()
+                    yield from [(Path(job), status.st_mtime_ns, status.st_uid)] if found else ()
+
+
+def _keep(runs: dict[tuple[str, str], _Lines], found: dict[str, Any], most: int) -> int:
+    """Add what is shown of a run, at most `most` bytes; returns how many it has. Raises some of DAMAGE."""
+    told = samples(found)
+    lines = _Lines(found["written"], tuple((one.name, line(one)) for one in told))
+    size = sum(len(text) for _, text in lines.lines)
+    if size > most:
+        raise ValueError("its user has too many jobs")
+    who = told[0].labels["job_id"], told[0].labels["run"]
+    runs[who] = max(lines, runs.get(who, lines))
+    return size
 
 
 def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:

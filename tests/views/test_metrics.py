@@ -13,6 +13,7 @@ import urllib.request
 from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import parser
@@ -25,6 +26,7 @@ from nvrx_slurm.core.account.figures import so_far
 from nvrx_slurm.core.samples import METRICS, exposition, kind_of, line, otlp, samples
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, FaultKind, NodeTime, SectionTime
+from nvrx_slurm.views import metrics
 from nvrx_slurm.views.metrics import Trees
 
 pytestmark = pytest.mark.fast
@@ -159,6 +161,41 @@ def test_what_is_shown(tmp_path):
     assert len({one.rpartition(" ")[0] for one in told}) == len(told)
     assert 'nvrx_cycle{job_id="1",run="r1"} 466.0' in told
     assert {'nvrx_job_end_code{job_id="6",run="r0"} 137.0', 'nvrx_job_end_code{job_id="3",run="r0"} 0.0'} <= {*told}
+
+
+def test_one_user_neither_fills_the_memory_nor_takes_all_the_time(tmp_path, monkeypatch):
+    """Who writes a log tree may make as many jobs, and runs of a job, as there is room for."""
+    for job in range(5):
+        put(tmp_path / f"a/{job}/r0")
+    for run in range(5):
+        put(tmp_path / f"b/9/r{run}")
+    text = sum(len(line(one)) for one in samples({**LARGE, "job": {**LARGE["job"], "job": "1", "run": "r0"}}))
+    monkeypatch.setattr(metrics, "_MOST_BYTES", 3 * text + 999)
+    trees = Trees(str(tmp_path / "a"))
+    trees.scan()
+    assert len(trees.runs) == 3 and "unreadable_runs" in trees.own[-1][0] and trees.own[-1][1].endswith(" 2.0\n")
+    now = [0.0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(time=time.time, monotonic=lambda: now[0]))
+    read = metrics.content
+    monkeypatch.setattr(metrics, "content", lambda run: now.__setitem__(0, now[0] + 20.0) or read(run))
+    trees = Trees(str(tmp_path / "b"))
+    for _ in range(2):
+        trees.scan()
+        assert {run for _, run in trees.runs} == {"r4", "r3"}
+
+
+def test_of_two_runs_by_one_name_in_a_tree_the_later_is_shown(tmp_path):
+    for place, cycle, ago_s in (("1", 5, 0.0), ("copy_of_1", 4, 9.0), ("another", 3, 12.0)):
+        put(tmp_path / place / "r0", cycle=cycle, written=time.time() - ago_s)
+        found = json.loads((tmp_path / place / "r0/status.json").read_text())
+        found["job"]["job"] = "1"
+        (tmp_path / place / "r0/status.json").write_text(json.dumps(found))
+    for order in (sorted, lambda names: sorted(names, reverse=True)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(metrics, "names_in", lambda tree, order=order: order(os.listdir(tree)))
+            trees = Trees(str(tmp_path))
+            trees.scan()
+        assert 'nvrx_cycle{job_id="1",run="r0"} 5.0\n' in [text for _, text in trees.runs["1", "r0"].lines]
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------
