@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _WITHIN_S = 1.0
 _MOST = 500
+_JOB = re.compile(r"\w[\w.-]*", re.ASCII)  # a shell takes what is completed as if it was typed
 
 
 def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -36,7 +38,7 @@ def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[Complet
         )
     except (OSError, bounded.Overrun):
         names = []
-    found = [CompletionItem(name) for name in names if not name.startswith(".")]
+    found = [CompletionItem(name) for name in names if _JOB.fullmatch(name)]
     return found[:_MOST] or [CompletionItem(begun, type="file")]
 
 

@@ -83,7 +83,7 @@ def completed(line, where):
 
 
 def test_a_shell_completes_jobs_and_checks(tmp_path):
-    for job in ("99", "471", "48", ".hidden"):
+    for job in ("99", "471", "48", ".hidden", "4;id", "4$(id)", "4\nplain,4`id`", "4 -o x", "4\x1b]2;x\x07", "4\udcff"):
         (tmp_path / job).mkdir()
     for command in ("status", "stacks", "why", "logs", "replay", "report", "goodput"):
         assert completed(f"nvrx {command} 4", tmp_path) == ["471", "48"]
