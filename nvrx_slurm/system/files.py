@@ -75,9 +75,10 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
 class PrivateDir:
     """A new directory of mode 0700 below $TMPDIR that its owner keeps locked while it lives.
 
-    Where $TMPDIR is too long for a Unix socket, or its file system has no flock(2), /tmp and /dev/shm are tried. The
-    lock tells across PID namespaces whether the owner lives, which a pid in the name would not. Raises UsageError when
-    no directory can be made.
+    Where $TMPDIR is too long for a Unix socket, or its file system has no flock(2), /tmp and /dev/shm are tried. They
+    go first where every user could rename what is there: $TMPDIR is writable for all, and not sticky. The lock tells
+    across PID namespaces whether the owner lives, which a pid in the name would not. Raises UsageError when no
+    directory can be made.
     """
 
     def __init__(self) -> None:
@@ -115,7 +116,7 @@ def _make() -> tuple[Path, int]:
     from pathlib import Path
 
     problems = []
-    for place in _places():
+    for place in sorted(_places(), key=_is_open):
         if not _fits(place):
             problems.append(
                 f"in {place}: it is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes)"
@@ -136,6 +137,16 @@ def _make() -> tuple[Path, int]:
 
 def _places() -> list[str]:
     return list(dict.fromkeys([os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), *_SHORT]))
+
+
+def _is_open(place: str) -> bool:
+    """Whether every user may rename what is in `place`, or `place` itself."""
+    above = os.path.dirname(place)
+    with contextlib.suppress(OSError):
+        mode = os.stat(place).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return True
+    return above != place and _is_open(above)
 
 
 def agent_dirs() -> list[Path]:

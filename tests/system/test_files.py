@@ -101,6 +101,26 @@ def test_a_tmpdir_too_long_for_a_socket_is_not_used(base, monkeypatch):
         PrivateDir()
 
 
+def test_a_tmpdir_in_which_any_user_renames_what_is_there_goes_last(base, monkeypatch):
+    (base / "own").mkdir(0o700)
+    base.chmod(0o777)
+    for place in (base, base / "own"):
+        monkeypatch.setenv("TMPDIR", str(place))
+        made = PrivateDir()
+        made.remove()
+        assert made.path.parent == Path("/tmp")
+    monkeypatch.setenv("TMPDIR", str(base))
+    base.chmod(0o1777)
+    made = PrivateDir()
+    made.remove()
+    assert made.path.parent == base
+    base.chmod(0o777)
+    monkeypatch.setattr(files, "_SHORT", ())
+    made = PrivateDir()
+    made.remove()
+    assert made.path.parent == base
+
+
 def test_a_file_system_without_flock_is_passed_over(base, monkeypatch):
     """As on Lustre that is mounted without -o flock: $TMPDIR there is not usable, /dev/shm is."""
     refused = []
