@@ -1,7 +1,7 @@
 """`nvrx metrics`: the metrics of all jobs of log trees for Prometheus; it reads files, and asks no job and no Slurm.
 
 A thread for each --log-dir reads; a scrape gets what was read last. So a file system that hangs holds one thread, and
-a client at most one of _MOST_CLIENTS places for _CLIENT_S.
+a client at most one of _MOST_CLIENTS places for _CLIENT_S. Where all are taken, the oldest client goes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _MOST_BYTES = 16 << 20  # of the text of one user's jobs: of more than 3,000
 _ONCE_S = 60.0  # for `nvrx metrics`
 _CLIENT_S = 10.0
 _MOST_CLIENTS = 8
+_CUT_S = 1.0  # until a client that goes has left its place
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HELP = "A log tree; may be a pattern in quotes, as '/home/*/nvrx_logs'; may be repeated (default: that of nvrx-run)."
 _places = click.option("--log-dir", "places", multiple=True, metavar="DIR", help=_HELP)
@@ -241,12 +242,18 @@ class Server(socketserver.ThreadingTCPServer):
     def __init__(self, place: tuple[str, int], trees: list[Trees]) -> None:
         self.trees = trees
         self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
+        self._clients = dict[Any, None]()  # the oldest first
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         super().__init__(place, _Scrape)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is a place for this client."""
-        return self._places.acquire(blocking=False)
+        if len(self._clients) >= _MOST_CLIENTS:
+            _cut(next(iter(self._clients.copy()), request))
+        found = self._places.acquire(timeout=_CUT_S)
+        if found:
+            self._clients[request] = None
+        return found
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer a client within _CLIENT_S, and free its place."""
@@ -256,6 +263,7 @@ class Server(socketserver.ThreadingTCPServer):
             super().process_request_thread(request, client_address)
         finally:
             end.cancel()
+            self._clients.pop(request)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
