@@ -57,9 +57,10 @@ def _submit(resolved: Resolved, given: dict[str, Any], script: str, args: tuple[
     config = resolved.config
     wanted = resolve_submit(given, os.environ)
     wanted.check(config.launch, config.stop_before_end_s)
-    wanted = _without_suspects(wanted, Path(config.launch.log_dir))
+    log_dir = Path(config.launch.log_dir)
     words = (script, *args) if script else ()
     if config.launch.dry_run:
+        wanted = _without_suspects(wanted, log_dir, None)
         click.echo(_text(config, wanted, given, words, None, ""), nl=False)
         return ExitCode.OK
     if not script:
@@ -70,9 +71,9 @@ def _submit(resolved: Resolved, given: dict[str, Any], script: str, args: tuple[
     if not elsewhere and not os.path.exists(script):
         raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
     _venv(wanted)
-    log_dir = Path(config.launch.log_dir)
     _make(log_dir, wanted)
     slurm, _ = connect(config.launch.slurm_api)
+    wanted = _without_suspects(wanted, log_dir, slurm)
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
     links = log_dir.absolute() / name if wanted.chain else None
     text = _text(config, wanted, given, words, slurm, str(links or ""))
@@ -84,11 +85,17 @@ def _submit(resolved: Resolved, given: dict[str, Any], script: str, args: tuple[
     return _follow(slurm, jobs, outputs, log_dir, config.launch.until_done)
 
 
-def _without_suspects(wanted: SubmitConfig, log_dir: Path) -> SubmitConfig:
-    """Say which nodes have many strikes; with --avoid-strikes Slurm does not give them to the job."""
+def _without_suspects(wanted: SubmitConfig, log_dir: Path, slurm: Slurm | None) -> SubmitConfig:
+    """Say which nodes have many strikes; with --avoid-strikes Slurm does not give them to the job.
+
+    Slurm would refuse a job that excludes a node that it does not know, as one that was taken out of the cluster.
+    """
     from nvrx_slurm.node.output import strikes  # not for --help
 
     found = strikes.suspects(log_dir)
+    if found and slurm is not None and wanted.avoid_strikes:
+        known = slurm.nodes()
+        found = {host: count for host, count in found.items() if host in known}
     if not found:
         return wanted
     told = f"nodes with {strikes.MANY} or more strikes in 28 days: {strikes.in_words(found)}"

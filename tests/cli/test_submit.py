@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toolbox import nvrx
 
+from nvrx_slurm.cli import submit
+from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.node.output import strikes
 
 pytestmark = pytest.mark.fast
@@ -57,6 +60,16 @@ def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here):
         "#SBATCH --exclude=n9,n2,n3"
         in nvrx("submit", "--dry-run", "--avoid-strikes", "--sbatch-arg=--exclude=n9", "train.py").stdout
     )
+
+
+@pytest.mark.parametrize(("known", "excluded"), [(("n1", "n2"), ("--exclude=n2",)), (("n1",), ())])
+def test_a_node_that_slurm_does_not_know_any_more_is_not_excluded(here, known, excluded):
+    """sbatch would say "Invalid node name specified", and submit nothing until the strikes are old."""
+    for host in ("n2", "retired") * strikes.MANY:
+        strikes.add(here, host, "7", "rank 3 failed")
+    slurm = SimpleNamespace(nodes=lambda: dict.fromkeys(known))
+    found = submit._without_suspects(SubmitConfig(avoid_strikes=True), here, slurm)
+    assert found.sbatch_args == excluded
 
 
 def test_variables_and_the_warning_signal(here):
