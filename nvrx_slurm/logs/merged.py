@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index
 from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.system.files import write_all
+from nvrx_slurm.system.foreign import followed
 from nvrx_slurm.system.owned import append_to
 
 _OPEN = os.O_RDWR | os.O_APPEND
@@ -42,14 +43,20 @@ def missing_lines(prefix: str, log_dir: Path, cycles: Iterable[Mapping[str, Any]
     lines = 0
     for told in cycles:
         merged, index = cycle_file(prefix, told["cycle"]), Index()
-        with contextlib.suppress(OSError):
-            index = Index.load(Path(index_file(merged)).read_bytes(), os.stat(merged).st_size)
+        with contextlib.suppress(OSError), followed(index_file(merged)) as records:
+            index = _at_end(records.fileno(), os.stat(merged).st_size)
         for file, rank in told["files"]:
             index.open(file, rank)
             with contextlib.suppress(OSError), open(log_dir / file, "rb") as written:
                 written.seek(index.sources[file].to)
                 lines += sum(1 for _ in written)
     return lines
+
+
+def _at_end(records: int, merged_size: int, most: int = _TAIL_BYTES) -> Index:
+    size = os.fstat(records).st_size
+    start = max(0, size - most)
+    return Index.load(os.pread(records, size - start, start), merged_size, start)
 
 
 class MergedFile:
@@ -114,8 +121,8 @@ class MergedFile:
     def _load(self) -> Index:
         size, merged_size = os.fstat(self._records).st_size, os.fstat(self._text).st_size
         # its end has the whole state, unless that tells of a lost text
-        for start in (max(0, size - _TAIL_BYTES), 0):
-            index = Index.load(os.pread(self._records, size - start, start), merged_size, start)
+        for most in (_TAIL_BYTES, size):
+            index = _at_end(self._records, merged_size, most)
             if index.term:
                 return index
         return Index(end=merged_size)  # a file that was here before us

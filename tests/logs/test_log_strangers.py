@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from waits import WAIT_S
 
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
+from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.logs import wire
+from nvrx_slurm.logs.merged import missing_lines
 
 pytestmark = pytest.mark.process
 
@@ -109,3 +112,19 @@ def test_hostile_lines_cost_no_memory_and_break_no_other_line(merge):
         status = Path(f"/proc/{program.process.pid}/status").read_text()
         assert int(status.partition("VmHWM:")[2].split()[0]) < 64 * 1024
     assert merge.index().owner == OWNER
+
+
+def _huge(path):
+    Path(path).touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, _huge])
+def test_the_end_of_a_job_waits_for_no_index_of_another_user_and_has_room_for_it(tmp_path, make):
+    """Whoever may write beside the merged files can make one of their names first."""
+    prefix = str(tmp_path / "app.log")
+    Path(cycle_file(prefix, 0)).touch()
+    make(index_file(cycle_file(prefix, 0)))
+    (tmp_path / "rank_0.out").write_text("one\ntwo\n")
+    assert missing_lines(prefix, tmp_path, [{"cycle": 0, "files": [("rank_0.out", 0)]}]) == 2
