@@ -1,7 +1,7 @@
 """`nvrx metrics`: the metrics of all jobs of log trees for Prometheus; it reads files, and asks no job and no Slurm.
 
 A thread for each --log-dir reads; a scrape gets what was read last. So a file system that hangs holds one thread, and
-a client at most one of _MOST_CLIENTS places for _CLIENT_S. Where all are taken, the oldest client goes.
+a client one of _MOST_CLIENTS places. Where all are taken, the oldest client goes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
 _TREE_S = 30.0  # for the jobs of one of them, in one scan
 _MOST_BYTES = 16 << 20  # of the text of one user's jobs: of more than 3,000
 _ONCE_S = 60.0  # for `nvrx metrics`
-_CLIENT_S = 10.0
 _MOST_CLIENTS = 8
 _CUT_S = 1.0  # until a client that goes has left its place
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -53,12 +52,15 @@ class _Lines(NamedTuple):
     lines: tuple[tuple[str, str], ...]
 
 
+_Runs = dict[tuple[str, str], _Lines]  # by job and run
+
+
 class Trees:
     """The runs of the log trees that `pattern` means. One thread scans, others read `runs` and `own`."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.runs: dict[tuple[str, str], _Lines] = {}  # by job and run
+        self.runs: _Runs = {}
         self.own: tuple[tuple[str, str], ...] = ()
         # jobs of which nothing is shown: path -> mtime (ns), until `_forget_at`
         self._over: dict[str, int] = {}
@@ -70,7 +72,7 @@ class Trees:
         began = time.monotonic()
         now = time.time()
         unreadable = 0
-        runs: dict[tuple[str, str], _Lines] = {}
+        runs: _Runs = {}
         used = Counter[int]()  # bytes, by the owner of the jobs
         if now > self._forget_at:
             self._over = {}
@@ -93,8 +95,12 @@ class Trees:
                     shown += 1
             if not shown:
                 self._over[str(job)] = mtime
-        values = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}
-        values |= {"runs": len(runs), "unreadable_runs": unreadable}
+        values = {
+            "scan_timestamp_seconds": now,
+            "scan_duration_seconds": time.monotonic() - began,
+            "runs": len(runs),
+            "unreadable_runs": unreadable,
+        }
         labels = {"log_dir": self.pattern}
         own = [
             Sample(f"nvrx_exporter_{name}", labels, float(value)) for name, value in values.items()
@@ -121,7 +127,7 @@ class Trees:
                     yield from [(Path(job), status.st_mtime_ns, status.st_uid)] if found else ()
 
 
-def _keep(runs: dict[tuple[str, str], _Lines], found: dict[str, Any], most: int) -> int:
+def _keep(runs: _Runs, found: dict[str, Any], most: int) -> int:
     """Add what is shown of a run, at most `most` bytes; returns how many it has. Raises some of DAMAGE."""
     told = samples(found)
     lines = _Lines(found["written"], tuple((one.name, line(one)) for one in told))
@@ -152,7 +158,7 @@ def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
 
 def _text(trees: Iterable[Trees]) -> bytes:
     """The text of a scrape. Of runs with equal names the one that was written last is shown."""
-    runs: dict[tuple[str, str], _Lines] = {}
+    runs: _Runs = {}
     lines: list[tuple[str, str]] = []
     for tree in trees:
         lines += tree.own
@@ -249,30 +255,24 @@ class Server(socketserver.ThreadingTCPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is a place for this client."""
         if len(self._clients) >= _MOST_CLIENTS:
-            _cut(next(iter(self._clients.copy()), request))
+            oldest = next(iter(self._clients.copy()), request)
+            with suppress(OSError):  # it has ended just now
+                oldest.shutdown(socket.SHUT_RDWR)
         found = self._places.acquire(timeout=_CUT_S)
         if found:
             self._clients[request] = None
         return found
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a client within _CLIENT_S, and free its place."""
-        end = threading.Timer(_CLIENT_S, _cut, [request])
+        """Answer a client, and free its place."""
         try:
-            end.start()
             super().process_request_thread(request, client_address)
         finally:
-            end.cancel()
             self._clients.pop(request)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that left."""
-
-
-def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended just now
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Scrape(BaseHTTPRequestHandler):
