@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system.trust import require
 
 # pathlib, shutil and tempfile are imported where they are used: they take 10 ms, and Slurm's prologs need none of them.
 if TYPE_CHECKING:
@@ -140,13 +141,12 @@ def _places() -> list[str]:
 
 
 def _is_open(place: str) -> bool:
-    """Whether every user may rename what is in `place`, or `place` itself."""
-    above = os.path.dirname(place)
-    with contextlib.suppress(OSError):
-        mode = os.stat(place).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return True
-    return above != place and _is_open(above)
+    """Whether other users may rename what is in `place`, or `place` itself."""
+    try:
+        require(place, UsageError)
+    except UsageError:
+        return True
+    return False
 
 
 def agent_dirs() -> list[Path]:

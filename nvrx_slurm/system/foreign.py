@@ -26,7 +26,7 @@ def opened(base: Place, *names: str) -> io.FileIO:
     Neither `base` nor what is below it may be a link. The names may come from a file of another user.
     """
     place = os.path.join(base, *names)
-    if any("/" in name or name in ("", ".", "..") for name in names):
+    if any("/" in name or not name.strip(".") for name in names):
         raise OSError(errno.EINVAL, "it leads out of its folder", place)
     here = -1
     try:
