@@ -93,7 +93,7 @@ def _without_suspects(wanted: SubmitConfig, log_dir: Path, slurm: Slurm | None) 
     from nvrx_slurm.node.output import strikes  # not for --help
 
     found = strikes.suspects(log_dir)
-    if found and slurm is not None and wanted.avoid_strikes:
+    if found and slurm:
         known = slurm.nodes()
         found = {host: count for host, count in found.items() if host in known}
     if not found:

@@ -77,9 +77,8 @@ class PrivateDir:
     """A new directory of mode 0700 below $TMPDIR that its owner keeps locked while it lives.
 
     Where $TMPDIR is too long for a Unix socket, or its file system has no flock(2), /tmp and /dev/shm are tried. They
-    go first where every user could rename what is there: $TMPDIR is writable for all, and not sticky. The lock tells
-    across PID namespaces whether the owner lives, which a pid in the name would not. Raises UsageError when no
-    directory can be made.
+    go first where others could rename what is in $TMPDIR. The lock tells across PID namespaces whether the owner lives,
+    which a pid in the name would not. Raises UsageError when no directory can be made.
     """
 
     def __init__(self) -> None:

@@ -121,10 +121,9 @@ class Trees:
                 with suppress(OSError):
                     job = os.path.join(tree, name)
                     status = os.lstat(job)
-                    found = (
-                        stat.S_ISDIR(status.st_mode) and self._over.get(job) != status.st_mtime_ns
-                    )
-                    yield from [(Path(job), status.st_mtime_ns, status.st_uid)] if found else ()
+                    mtime = status.st_mtime_ns
+                    if stat.S_ISDIR(status.st_mode) and self._over.get(job) != mtime:
+                        yield Path(job), mtime, status.st_uid
 
 
 def _keep(runs: _Runs, found: dict[str, Any], most: int) -> int:

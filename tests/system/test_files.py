@@ -33,7 +33,8 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def base(monkeypatch):
+def base(monkeypatch, tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # pytest makes it once, in TMPDIR
     with tempfile.TemporaryDirectory(prefix="nvrx-fs-") as short:  # pytest's own are too long for a socket
         monkeypatch.setenv("TMPDIR", short)
         monkeypatch.setattr("tempfile.tempdir", None)
