@@ -16,16 +16,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.extend(str(Path(__file__).parent / where) for where in ("views", "lib", "../scripts/lib"))
 
+from click import UsageError as ClickUsageError
+from test_report import write
 from test_status import GOOD
 from test_why import RESULT
 
-from nvrx_slurm.attribution import llm, web
+from nvrx_slurm.attribution import client, llm, web
 from nvrx_slurm.checkpoint import messages as keeping
 from nvrx_slurm.config import files, nvhcd, signatures, site
 from nvrx_slurm.config.layers import SETTINGS
@@ -40,14 +43,14 @@ from nvrx_slurm.declared import plain
 from nvrx_slurm.errors import ProtocolError, UsageError
 from nvrx_slurm.health import outcome
 from nvrx_slurm.health.check import ACTIONS, CONTEXTS
-from nvrx_slurm.health.checks import kernel_log, node_service
+from nvrx_slurm.health.checks import kernel_log, node_service, storage
 from nvrx_slurm.logs import wire
 from nvrx_slurm.monitor import wire as monitor_wire
 from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api import text as slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import FaultKind, RankFault, Ready, Stop
-from nvrx_slurm.views import status, why
+from nvrx_slurm.views import html, report, status, why
 from tests.core.test_event_log import agent_log
 
 MOST_S = 0.05
@@ -92,6 +95,24 @@ def _story(found):
     list(why._in_words(story, Path("/nonexistent")))
 
 
+def _mounts(text):
+    storage.mounts(SimpleNamespace(text=lambda *_: text))
+
+
+def _page_of_events(data):
+    """The pages that event logs tell, with nothing else of the run."""
+    with TemporaryDirectory(dir="/dev/shm") as run:
+        Path(run, "events").mkdir()
+        Path(run, "events/coordinator.jsonl").write_bytes(data)
+        html.page(report.facts_of(Path(run)), "")
+
+
+def _events():
+    with TemporaryDirectory() as run:
+        write(Path(run), 2, 2)
+        return Path(run, "events/coordinator.jsonl").read_bytes()
+
+
 STATE = b'{"v":2,"term":1,"owner":"o","end":0,"sources":{"a":[0,0,0]}}\n[0,3,3,1]\n{"id":1,"file":"b","rank":1}\n'
 JOB = (
     "JobId=7 JobName=a b UserId=u ExitCode=0:0 JobState=RUNNING NodeList=n[1-3,7] TimeLimit=1-00:00:00 RunTime=00:01\n"
@@ -112,6 +133,7 @@ DOCUMENTS = {
     "result": (_story, RESULT),
     "record": (event_log.decode, {"type": "Ready", **plain(READY)}),
     "model": (lambda found: llm._checked(found, ["a line of a log"]), REPLY),
+    "attribution": (client._answer_in, {"status": "completed", "recommendation": {"action": "STOP", "reason": "r"}}),
 }
 TEXTS = {
     "first value": (first_value, ValueError, json.dumps(GOOD)),
@@ -128,6 +150,7 @@ TEXTS = {
     "configuration": (slurm.config, _Never, "Prolog[0] = /a\nX = (null)\n"),
     "refusal": (lambda text: slurm.error("scontrol", text), _Never, "Job 7 does not exist."),
     "script": (_guess, _Never, "import torch, numpy as np\nif x:\n  from a.b import c\n"),
+    "mounts": (_mounts, ValueError, r"24 1 0:22 / /mnt/a\040b rw,nosuid shared:7 - nfs4 server:/x rw,vers=4.2"),
     "settings": (_settings, _Never, "4:6", "a=1,b=2", "127.0.0.1:29400", "10m", "SIGUSR1@60"),
 }
 BYTES = {
@@ -141,6 +164,7 @@ BYTES = {
     "log index": (lambda data: Index.load(data, 10), _Never, STATE),
     "lines": (lambda data: lines.Lines(b"0: ").take(data, True), _Never, b"a\rb\xff\0\n"),
     "printable": (lambda data: printable.printable(data.decode("utf-8", "replace")), _Never, b"\x1b[2J\xe2\x80\xae"),
+    "events": (_page_of_events, (*progress.DAMAGE, ClickUsageError), _events()),
     "web": (web.json_object, web.Trouble, b'{"a": 1}'),
 }
 FILES = {
