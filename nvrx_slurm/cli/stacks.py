@@ -7,13 +7,13 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nvrx_slurm.child.bootstrap import command
 from nvrx_slurm.core.attribution.hang import compare, stack
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.monitors.inspection import SOCKET
@@ -80,7 +80,7 @@ def _of_this_node(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_all_nodes(run: Path, job: str) -> str:
-    ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", "--here", str(run)]
+    ask = command("nvrx_slurm.cli.toolbox", "stacks", "--here", str(run))
     step = ["srun", f"--jobid={job}", *_STEP, *ask]
     # inside the allocation, srun would take the number of tasks and nodes from the batch script's variables
     env = {

@@ -1,10 +1,13 @@
 """Bad input at the command line: exit code 2, one sentence that names it, and nothing started or made."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+
+from nvrx_slurm.cli import stacks
 
 pytestmark = pytest.mark.process
 
@@ -111,3 +114,23 @@ def test_a_coordinator_that_does_not_resolve(work, rank, code, said):
     """Its own node is refused at once; the others look for it until the join timeout."""
     argv = ("-m", "nvrx_slurm.cli.run", *MEET, f"--node-rank={rank}", "train.py")
     ends(code, said, *argv, env={**os.environ, "NVRX_TOKEN": "a" * 64})
+
+
+SRUN = """#!/bin/sh
+while [ "$1" != "${1#-}" ]; do shift; done
+exec "$@"
+"""
+
+
+def test_stacks_imports_nothing_of_the_folder_in_which_it_is_called(tmp_path, monkeypatch):
+    """Root may look after a job from a user's folder, and srun starts tasks in the same folder."""
+    for folder in ("bin", "7/r0"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "bin/srun").write_text(SRUN)
+    (tmp_path / "bin/srun").chmod(0o755)
+    for module in ("click", "queue", "nvrx_slurm"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert json.loads(stacks._of_all_nodes(tmp_path / "7/r0", "7")) == []
+    assert not (tmp_path / "executed").exists()
