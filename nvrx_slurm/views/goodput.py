@@ -43,7 +43,6 @@ from nvrx_slurm.views.log_tree import (
 from nvrx_slurm.views.screen import columns, period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
 
-_MOST_RUNS = 10_000
 _CHAIN_BYTES = 1 << 20
 
 
@@ -116,7 +115,7 @@ def _jobs(begin_s: float) -> dict[Path, list[Path]]:
     """Jobs with a run that wrote its result, or its last event, after `begin_s`."""
     found: dict[Path, list[Path]] = {}
     for job in (log_dir() / name for name in sorted(names_in(log_dir()))):
-        runs = runs_of(job)[:_MOST_RUNS]
+        runs = runs_of(job)
         if any(_changed_s(run) >= begin_s for run in runs) and not job.is_symlink():
             found[job] = runs
     return found

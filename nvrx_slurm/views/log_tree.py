@@ -16,6 +16,7 @@ from nvrx_slurm.system.foreign import document, names_in
 
 # as --log-dir has them; the settings take 0.2 s to import
 LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"
+_MOST_RUNS = 10_000
 _RESULT_BYTES = 8 << 20  # result.json lists at most 3,000 entries and 10,000 nodes
 RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?(?:_(\d{1,9}))?", re.ASCII)
 
@@ -60,10 +61,10 @@ def _found(place: str) -> Path:
 
 
 def runs_of(job: Path) -> list[Path]:
-    """The runs of a job, the oldest first."""
+    """The runs of a job, the oldest first; _MOST_RUNS at most, where no job of ours has as many."""
     runs = {
         tuple(int(number or 0) for number in m.groups()): name
-        for name in names_in(job)
+        for name in names_in(job)[:_MOST_RUNS]
         if (m := RUN.fullmatch(name))
     }
     return [job / runs[key] for key in sorted(runs)]

@@ -224,3 +224,11 @@ def test_it_is_quick_and_what_it_says_twice_is_the_same():
     assert heavy & set(loaded.split()) == set()
     assert status.VERSION == core_status.VERSION
     assert SETTINGS["log_dir"].env == (log_tree.LOG_DIR_ENV,) and SETTINGS["log_dir"].default == log_tree.LOG_DIR
+
+
+def test_of_a_job_with_any_number_of_runs_so_many_are_looked_at(tmp_path, monkeypatch):
+    """200,000 folders of one user took 29 s of root's `nvrx goodput`, and 120 MB of the exporter."""
+    for run in range(9):
+        (tmp_path / f"r{run}").mkdir()
+    monkeypatch.setattr(log_tree, "_MOST_RUNS", 4)
+    assert len(log_tree.runs_of(tmp_path)) == 4
