@@ -27,7 +27,7 @@ from nvrx_slurm.cli.here import (
     RUN_ENV,
     STDIN_ENV,
     Here,
-    find_here,
+    as_it_is_now,
     node_range,
     own_run_dir,
     passes_input_on,
@@ -115,7 +115,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     if not _in_container(here.launch):
         worker_argv(here.launch, script, args)
     assert here.slurm is not None
-    slurm = _as_it_is_now(here, here.slurm)
+    slurm = as_it_is_now(here, here.slurm)
     changed = slurm.nodes != here.slurm.nodes
     began_s = time.time()
     here = replace(here, slurm=slurm, env={**os.environ, BEGAN_ENV: f"{began_s:.3f}"})
@@ -183,21 +183,6 @@ def _start_step(
     )
     env = _step_env(here, slurm, directory, argv)
     return Step(argv, env, directory, slurm.job_id, here.control, console)
-
-
-def _as_it_is_now(here: Here, began_as: SlurmContext) -> SlurmContext:
-    """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since.
-    Variables that are not this job's are removed."""
-    job = here.control.job_now(began_as.job_id)
-    if job is None:
-        return began_as
-    for name in [*os.environ]:
-        if name.startswith(job.inherited):
-            del os.environ[name]
-    own = find_here(here.resolved, os.environ).slurm
-    assert own is not None
-    nodes = job.nodes or own.nodes
-    return replace(own, nodes=nodes, nnodes=len(nodes))
 
 
 def _step_env(

@@ -105,6 +105,21 @@ def find_here(resolved: Resolved, env: Mapping[str, str]) -> Here:
     return Here(resolved, env, place, slurm, Control(resolved.config.launch.slurm_api))
 
 
+def as_it_is_now(here: Here, began_as: SlurmContext) -> SlurmContext:
+    """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since.
+    Variables of another job are removed from the environment."""
+    job = here.control.job_now(began_as.job_id)
+    if job is None:
+        return began_as
+    for name in [*os.environ]:
+        if name.startswith(job.inherited):
+            del os.environ[name]
+    own = find_here(here.resolved, os.environ).slurm
+    assert own is not None
+    nodes = job.nodes or own.nodes
+    return replace(own, nodes=nodes, nnodes=len(nodes))
+
+
 def layout(here: Here) -> Layout:
     """The shape of the job. Asks nothing. Raises UsageError where the allocation does not fit the settings."""
     nodes, nproc = node_range(here), workers_per_node(here)
