@@ -116,7 +116,8 @@ def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
         yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         moves = "moves" if rank.moves else "does not move"
-        section = f", in section {rank.section}" if rank.section else ""
+        section = f", in {rank.section}" if rank.section else ""
         silent = f", silent for {in_words(rank.silent_s)}" if rank.silent_s >= 0.0 else ""
         yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}{silent}"
-        yield stack(rank) or f"  no Python stack: {_HOW}; py-spy dump --pid {rank.pid} shows it now"
+        how = "the process is stopped" if rank.state in ("T", "t") else _HOW
+        yield stack(rank) or f"  no Python stack: {how}; py-spy dump --pid {rank.pid} shows it now"

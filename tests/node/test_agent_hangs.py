@@ -8,6 +8,9 @@ import sys
 import pytest
 from agent_harness import CLIENT, UP
 
+from nvrx_slurm.cli import stacks
+from nvrx_slurm.types import RankEvidence
+
 pytestmark = pytest.mark.process
 
 
@@ -166,3 +169,14 @@ def test_live_ranks_are_looked_at_and_go_on(rig, warm, way):
     assert "10 min without a step" in one.text
     ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True)
     assert ended.returncode == 2 and "no rank of" in ended.stderr
+
+
+@pytest.mark.fast
+def test_a_stopped_rank_has_no_stack_and_its_section_is_named_once():
+    ranks = [
+        RankEvidence(0, 0, "n1", "S", frames=("work.py:2 in work",), section="section 'step'"),
+        RankEvidence(1, 1, "n2", "T", section="section 'step'"),
+    ]
+    _, first, _, second, no_stack = stacks._tell(ranks)
+    assert all(line.count("section") == 1 for line in (first, second))
+    assert "stopped" in no_stack and "torch" not in no_stack
