@@ -141,8 +141,8 @@ def facts_of(run: Path) -> ReportFacts:
     numbers = summary([known], began_s, began_s + wall_s)
     nodes_lost = {key for key, host in hosts.items() if host in lost}
     per_node = [_apart(node, nodes_lost) for node in known["account"]["nodes"]]
-    away_s = sum(node["seconds"].get(timeline.LOST, 0.0) for node in per_node)
-    if away_s:
+    away = {str(node["node"]): node["seconds"].get(timeline.LOST, 0.0) for node in per_node}
+    if away_s := sum(away.values()):
         numbers["node_seconds"] = lost_apart(numbers["node_seconds"], away_s)
     last = status.get("checkpoint") or {"iteration": -1}
     reached = {"cycle": max(found), "at_s": wall_s, "checkpoint": -1, **last}
@@ -151,11 +151,13 @@ def facts_of(run: Path) -> ReportFacts:
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
         without_secrets(str((status.get("job") or {}).get("command", ""))),
-        f"{_sentence(run, known, numbers)}{_steps(status)}",
+        _sentence(run, known, numbers) + ("" if "code" in known else _steps(status)),
         began_s,
         wall_s,
         tuple(one for some in found.values() for one in some),
-        timeline.node_rows(plans, hosts, lost_at, lost),
+        timeline.node_rows(
+            plans, hosts, lost_at, lost, {key: wall_s - s for key, s in away.items() if s}
+        ),
         tuple(per_node),
         incidents,
         tuple(timeline.paces(found, ends)),

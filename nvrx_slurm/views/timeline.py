@@ -196,9 +196,10 @@ def node_rows(
     hosts: Mapping[str, str],
     lost_at: Mapping[int, float],
     lost: Collection[str],
+    went: Mapping[str, float],
 ) -> tuple[NodeRow, ...]:
     """What each node was, by the plans. `hosts`: names by key; `lost_at`: by cycle, when its first fault was seen;
-    `lost`: hosts of lost nodes, which plans do not tell from excluded ones."""
+    `lost`: hosts of lost nodes, which plans do not tell from excluded ones; `went`: by key, when a lost node went."""
     roles: dict[str, list[tuple[float, str]]] = defaultdict(lambda: [(0.0, WAITS)])
     for plan in plans:
         failed_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s))
@@ -209,6 +210,9 @@ def node_rows(
                 roles[key].append((failed_s, LOST))
             else:
                 roles[key].append((failed_s, EXCLUDED))
+    for key, at_s in went.items():
+        if all(role != LOST for _, role in roles[key]):
+            roles[key].append((at_s, LOST))
     names = _names(roles, hosts)
     alike: dict[object, list[str]] = defaultdict(list)
     for key in sorted(roles, key=lambda key: (len(key), key)):

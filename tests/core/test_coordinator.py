@@ -136,6 +136,22 @@ def test_the_report_tells_the_whole_history():
     assert twice.build(History(), 2, 3.0).spares_used == ("h4", "h4")
 
 
+def test_the_report_names_lost_spares_that_have_not_come_back():
+    found = the_report(
+        "running 1 of 4",
+        "loses 1",
+        "loses 2",
+        "loses 3",
+        "joins 2 -> RUNNING plan:0/0(2=-)",
+        "joins 3' -> RUNNING plan:0/0(3'=-)",
+        "ends 0 -> FINISHED end:143(0 2 3')",
+        "loses 2",
+        "loses 3'",
+        "loses 0",
+    )
+    assert (found.lost_nodes, found.restarts, found.faults) == (("h1",), (), ())
+
+
 def test_the_report_lists_all_ranks_of_the_last_cycle_that_failed():
     found = the_report("running 2 of 2 max_restarts=1", "fails 0 -> STOPPING stop(0 1)", "fails 1", "loses 1",
                        "stops 0 -> JOINING", "waits 300 -> FINISHED end:94(0)", "loses 0")  # fmt: skip

@@ -387,6 +387,22 @@ def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_las
     assert lost_apart({"excluded": 9.0}, 8.999) == {"lost": 8.999}
 
 
+def test_a_spare_that_was_lost_is_drawn_as_lost_and_an_ended_job_tells_no_step_of_a_cycle(tmp_path):
+    run = write(tmp_path / "r0", 8, 5)
+    account = to_json(counted(6, 8).account)
+    account["nodes"][-1]["seconds"]["excluded"] = account["node_seconds"]["excluded"] = 500.0
+    result = {
+        "code": 0, "duration_s": 6000.0, "summary": "1 lost node", "ended": "2026-11-25T14:18:58+00:00",
+        "restarts": [], "account": account, "lost_nodes": ["n7"],
+    }  # fmt: skip
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "status.json").write_text(json.dumps({"job": {}, "progress": TOLD}))
+    facts = facts_of(run)
+    roles = {row.nodes[0][0]: row.roles for row in facts.rows}
+    assert roles["n7"][-2:] == ((0.0, "spare_idle"), (5500.0, "lost")) and facts.nodes[-1]["seconds"]["lost"] == 500.0
+    assert facts.sentence.endswith("1 lost node.")
+
+
 def test_a_cycle_that_tells_no_iteration_is_drawn_up_to_its_checkpoint() -> None:
     found = {0: (Stretch(2.0, 10.0, "productive"), Stretch(12.0, 3.0, "recomputed"))}
     one = {"cycle": 0, "at_s": 15.0, "iteration": -1, "checkpoint": 20}

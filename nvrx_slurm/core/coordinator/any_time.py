@@ -103,7 +103,7 @@ class AnyTime(Part):
             why = f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}"
             roster.refuse(node.node_id, why, now)
             return
-        roster.is_back(node.node_id)
+        roster.is_back(node)
         self._learn(message, now)
         if self._budget.excludes(node):  # its fence stays: it may run ranks until it has read this
             roster.refuse(node.node_id, f"node {node.host} was excluded from this job", now)

@@ -198,7 +198,7 @@ class Ending(Part):
         """A late agent learns that the job is over."""
         assert self.end is not None
         node = event.message.node
-        self._roster.is_back(node.node_id)
+        self._roster.is_back(node)
         self._members.put(node, event.message.port, Use.READY)
         if self._quorum.needed:
             self._send(node.node_id, t.Lead(self._job.term))

@@ -102,6 +102,7 @@ class Ledger:
         self._open: RestartRecord | None = None  # the restart that is under way
         self._down_s = 0.0
         self._lost: dict[str, None] = {}
+        self._spares_lost: dict[str, None] = {}  # that have not come back
         self._promoted: list[str] = []
 
     def ask_nodes(self, nodes: Callable[[], Sequence[JobNode]]) -> None:
@@ -126,7 +127,7 @@ class Ledger:
             history,
             began_s=past.began_s or self._job_began_s or self._began_s,
             down_s=past.down_s + self._down_s,
-            lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
+            lost=tuple(dict.fromkeys((*past.lost, *self._lost, *self._spares_lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
         )
 
@@ -211,6 +212,15 @@ class Ledger:
             self._last[fault] = record
         if fault.kind is FaultKind.NODE_LOST and fault.host and len(self._lost) < LISTED:
             self._lost[fault.host] = None
+
+    def spare_lost(self, host: str) -> None:
+        """A node without ranks has left."""
+        if len(self._spares_lost) < LISTED:
+            self._spares_lost[host] = None
+
+    def spare_is_back(self, host: str) -> None:
+        """If it had left."""
+        self._spares_lost.pop(host, None)
 
     def blame(self, cause: RankFault | None = None) -> None:
         """The last cycle is to be stopped for this fault; None: for the first of those that are known."""

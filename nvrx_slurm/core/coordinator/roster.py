@@ -87,9 +87,10 @@ class Roster:
             if self.quorum.needed:
                 self.quorum.fence(peer_key(message.node), now + self._s.stop_timeout_s)
 
-    def is_back(self, node_id: str) -> None:
+    def is_back(self, node: t.Node) -> None:
         """A node that was lost has come back."""
-        self.lost_at.pop(node_id, None)
+        self.lost_at.pop(node.node_id, None)
+        self.ledger.spare_is_back(node.host)
 
     def lead(self, message: t.Register) -> None:
         """This agent has registered: lift the fence on its ranks and tell it that we lead, which renews its lease."""
@@ -179,6 +180,8 @@ class Roster:
         fault = lost(member.node, event.why)
         if event.node_id in self.job.assignment.group_ranks:
             self.lost_at[event.node_id] = now
+        else:
+            self.ledger.spare_lost(fault.host)
         if event.silent_s >= self._s.lease_s:
             fault = replace(fault, silent_s=self._s.lease_s)
         self._remove(member, fault, now, event.silent_s)
