@@ -37,8 +37,8 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     """List the runs of a log tree, the newest first.
 
     NODES are those that train, and spares behind "+". STEP is that of the newest checkpoint; where none is known, of
-    the last cycle. LOST is what restarts have cost, of a job that runs without repeated work. "-" is not known. Lines
-    below say how far and how fast a job is that runs, why a person should look, or what cannot be told.
+    the last cycle. LOST is what restarts have cost, of a job that runs without the starts of ranks. "-" is not known.
+    Lines below say how far and how fast a job is that runs, why a person should look, or what cannot be told.
     """
     place = where or log_dir()
     runs = [run for job in names_in(place) for run in runs_of(place / job)]
@@ -117,10 +117,16 @@ def _used(status: Any, result: Any) -> str:
 
 
 def _lost(status: Any, result: Any) -> str:
-    """What restarts have cost; of a job that runs, without repeated work."""
+    """What restarts have cost; of a job that runs, without the starts of ranks, which the first cycle has, too."""
     if result:
         return in_words(sum(map(lost_s, result["restarts"])))
-    return in_words(status["restarts"]["down_s"])
+    account = status["account"] or {}
+    spent = account.get("node_seconds", {})
+    before_s = 0.0
+    for bucket in ("detect", "recomputed"):
+        before_s += spent.get(bucket, 0.0)
+    nodes = status["nodes"]["needed"]
+    return in_words(status["restarts"]["down_s"] + before_s / nodes)
 
 
 def _changed_at(run: Path) -> float:

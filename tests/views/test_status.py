@@ -194,8 +194,9 @@ def test_a_list_is_a_table_that_fits_80_columns(tmp_path):
     costs = {"detect_s": 3.0, "down_s": 1.0, "again_s": 2.0, "recomputed_s": None}
     result = {"code": 93, "reason": "r", "started": "2026-03-01T10:00:00Z", "restarts_used": 1, "restarts": [costs]}
     restarts = {"used": 1, "allowed": 10, "down_s": 2.5}
+    account = {"node_seconds": {"detect": 40.0, "recomputed": 6.0, "stop": 9.0, "productive": 70.0}}  # of two nodes
     runs = {
-        "1/r0": TRAINS, "2/r1": {"restarts": restarts, **TRAINS},
+        "1/r0": TRAINS, "2/r1": {"restarts": restarts, "account": account, **TRAINS},
         "3/r0": {"checkpoint": None, "nodes": LOST}, "4/r0": {"job": None},
     }  # fmt: skip
     for job, content in runs.items():
@@ -206,7 +207,7 @@ def test_a_list_is_a_table_that_fits_80_columns(tmp_path):
     assert lines[0].split() == ["JOB", "NAME", "STATE", "START", "NODES", "STEP", "RESTARTS", "LOST"]
     rows = {line.split()[0]: line.split() for line in lines[1:] if line[0] != " "}
     assert rows["1"][1:4] == ["llama", "ended", "93"] and rows["1"][-4:] == ["18300", "1", "6.0", "s"]
-    assert rows["2/r1"][1:3] == ["llama", "running"] and rows["2/r1"][-5:] == ["2+1", "18300", "1/10", "2.5", "s"]
+    assert rows["2/r1"][1:3] == ["llama", "running"] and rows["2/r1"][-5:] == ["2+1", "18300", "1/10", "25.5", "s"]
     (paced,) = [line for line in lines if "of this cycle" in line]
     assert paced.startswith("  step 41 of this cycle, 0.5 s for each")
     assert rows["3"][-3:] == ["-", "1/10", "-"]  # not known, which is not 0
