@@ -100,7 +100,10 @@ def run(
 @_CONFIG
 @_SYSROOT
 def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> None:
-    """The checks there are: what each reads, when it fails, its time budget, where and how it runs on this node."""
+    """List the checks, with what each reads and when it fails.
+
+    Also its time budget, and where and how it runs on this node.
+    """
     rules = policy.read_rules(config, sysroot, node)
     if as_json:
         click.echo(json.dumps([_plain(check, rules) for check in rules.checks.values()]))
@@ -187,7 +190,10 @@ def init(output: str | None, node: str, sysroot: str) -> None:
 @health.command()
 @_SYSROOT
 def ack(sysroot: str) -> None:
-    """Acknowledge the XIDs in the kernel log after a repair without a reboot: they count no more. For root."""
+    """Let the XIDs in the kernel log count no more. For root.
+
+    It is for a repair without a reboot.
+    """
     from nvrx_slurm.health.check import NodeView
     from nvrx_slurm.health.checks import kernel_log
     from nvrx_slurm.system.hardware import Absent
@@ -202,7 +208,10 @@ def ack(sysroot: str) -> None:
 @health.command()
 @click.option("-o", "--output", metavar="FILE", required=True, help="Where to write it.")
 def bundle(output: str) -> None:
-    """Write the hooks, this package and what it needs besides Python into one file, which `python3 -I -S` executes."""
+    """Write the hooks and all they need but Python into one file.
+
+    It has this package, too, and `python3 -I -S` executes it.
+    """
     from nvrx_slurm.health import bundle as whole
 
     size_bytes = whole.write(output)
@@ -214,7 +223,10 @@ def bundle(output: str) -> None:
 @health.command()
 @click.argument("folder", metavar="DIR")
 def install(folder: str) -> None:
-    """Write Slurm's hooks into DIR, with a hooks.conf for this Python where DIR has none. For root."""
+    """Write Slurm's hooks into DIR. For root.
+
+    Where DIR has no hooks.conf, it gets one for this Python.
+    """
     from nvrx_slurm.health import bundle as whole
 
     is_new = whole.install(folder)
@@ -228,7 +240,10 @@ def install(folder: str) -> None:
 @click.option("--config", metavar="FILE", required=True, help="Its settings, in YAML.")
 @_SYSROOT
 def serve(config: str, sysroot: str) -> None:
-    """Answer nvhcd health check calls on a Unix socket, with a script of the site or our own checks, until SIGTERM."""
+    """Answer nvhcd health check calls on a Unix socket.
+
+    It asks a script of the site or our own checks, and ends with SIGTERM.
+    """
     from nvrx_slurm.health.service import daemon as nvhcd_daemon
 
     sys.exit(nvhcd_daemon.main(config, sysroot))

@@ -205,9 +205,10 @@ def metrics(ctx: click.Context, places: tuple[str, ...]) -> None:
 def serve(
     inherited: tuple[str, ...], places: tuple[str, ...], address: str, port: int, every_s: float
 ) -> None:
-    """Serve the metrics of all jobs over HTTP, path /metrics: one for a cluster.
+    """Serve the metrics of all jobs over HTTP, path /metrics.
 
-    There is no encryption and no password: who reaches the port sees the names of jobs and users.
+    One for a cluster is enough. There is no encryption and no password: who reaches the port sees the names of jobs
+    and users.
     """
     trees = [Trees(place) for place in dict.fromkeys((*inherited, *places) or (str(log_dir()),))]
     _serve(trees, (address, port), every_s)

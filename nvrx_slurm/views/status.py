@@ -127,7 +127,7 @@ def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
     lines = [*_lines(found, written, ranks)]
     if age_s > silent_s:
         code = CANNOT_TELL
-        verdict = f"cannot tell: coordinator silent since {in_words(age_s)}"
+        verdict = f"cannot tell: coordinator silent for {in_words(age_s)}"
         lines.insert(0, "before that:")
     elif ahead_s > silent_s:
         code = CANNOT_TELL
@@ -139,7 +139,11 @@ def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
         code = HEALTHY
         verdict = "healthy"
     return Seen(
-        code, verdict, f"{_name(run)}  {_head(found, state_s)}", tuple(lines), {"status": found}
+        code,
+        verdict,
+        f"{_name(run)}  {_head(found, written + age_s)}",
+        tuple(lines),
+        {"status": found},
     )
 
 
@@ -151,14 +155,14 @@ def _name(run: Path) -> str:
     return f"job {run.parent.name} {run.name}" if RUN.fullmatch(run.name) else str(run)
 
 
-def _head(found: dict[str, Any], state_s: float) -> str:
+def _head(found: dict[str, Any], at: float) -> str:
     job = found["job"]
     cycle = int(found["cycle"])
     who = ", ".join(filter(None, (job["user"], job["partition"])))
     name = " ".join(filter(None, (job["name"], f"({who}) " if who else "")))
-    return f"{name} {found['state']} for {in_words(state_s)}".strip() + (
-        f", cycle {cycle}" if cycle >= 0 else ""
-    )
+    state = f"cycle {cycle}: {found['state']}" if cycle >= 0 else found["state"]
+    in_all, here = (in_words(max(0.0, at - float(found[since]))) for since in ("began", "since"))
+    return f"{name} {state} for {here}, {in_all} in all".strip()
 
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:

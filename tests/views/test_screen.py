@@ -117,6 +117,8 @@ def test_help_has_four_groups_and_cuts_nothing():
     assert text.count("...") == 1 and max(map(len, text.splitlines())) <= 80
     named = re.findall(r"^  ([a-z]+) ", text, re.MULTILINE)
     assert sorted(named) == sorted(main.list_commands(click.Context(main)))
+    inner = [CliRunner().invoke(main, [name, "--help"], terminal_width=80).output for name in ("health", "metrics")]
+    assert [text.count("...") for text in inner] == [1, 1] and not re.search(r"\w\.\.\.$", "".join(inner), re.M)
 
 
 def test_every_command_has_a_page_that_groff_takes():

@@ -44,7 +44,10 @@ TRAINS = {"progress": {"ranks": 16, "stepped": 16, "steps": 41, "step_s": 0.5, "
 SAVES = {"checkpoint": {"iteration": 18300, "time": NOW - 120, "every_s": 300.0, "iteration_s": 3.0}}
 # What is different from GOOD; the exit code, and what is said.
 CASES = {
-    "good": ({}, 0, ("healthy", "llama", "ann", "cycle 4", "2 active", "1 of 10", "18300", "1 h", "gpu-ecc", "1.5 s")),
+    "good": ({}, 0, (
+        "healthy", "1 min 40 s", "15 min", "llama", "ann", "cycle 4", "2 active", "1 of 10", "18300", "1 h", "gpu-ecc",
+        "1.5 s",
+    )),
     "silent": ({"written": NOW - 41}, 1, ("silent", "41")),
     "as old as three intervals": ({"written": NOW - 14}, 0, ("healthy",)),
     "a longer interval": ({"written": NOW - 41, "interval_s": 20.0}, 0, ("healthy",)),
