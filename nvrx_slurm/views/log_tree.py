@@ -47,7 +47,9 @@ def _found(place: str) -> Path:
     if not path.exists():
         # one place, if it is absolute
         tried = " and no ".join(dict.fromkeys((place, str(log_dir() / place))))
-        raise click.BadParameter(f"there is no {tried}; give a job id, or the directory of a run")
+        raise click.BadParameter(
+            f"there is no {tried}; give a job id, or the directory of a run, or set {LOG_DIR_ENV}"
+        )
     while path.is_symlink():
         path = path.parent / path.readlink()
     if not str(path).isprintable():  # it would act on the terminal

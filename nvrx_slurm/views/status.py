@@ -162,7 +162,7 @@ def _head(found: dict[str, Any], at: float) -> str:
     name = " ".join(filter(None, (job["name"], f"({who}) " if who else "")))
     state = f"cycle {cycle}: {found['state']}" if cycle >= 0 else found["state"]
     in_all, here = (in_words(max(0.0, at - float(found[since]))) for since in ("began", "since"))
-    return f"{name} {state} for {here}, {in_all} in all".strip()
+    return f"{name} {state} for {here} of {in_all}".strip()
 
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
@@ -202,7 +202,7 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
             if "name" in checkpoint and found["state"] == "running"
             else ""
         )
-        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}{every}"
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{every}{lost}"
         yield from (
             f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items()
         )
