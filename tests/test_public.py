@@ -19,10 +19,17 @@ def test_each_change_of_a_public_name_is_in_the_changelog():
     assert publicnames.unsaid(RELEASED, (REPO / "CHANGELOG.md").read_text()) == []
 
 
-@pytest.mark.parametrize("file", ["result.json", "status.json"])
-def test_the_page_names_each_key_of_a_file(file):
+@pytest.mark.parametrize(
+    ("file", "title", "end"),
+    [
+        ("result.json", "\n## result.json\n", "\n## "), ("status.json", "\n## status.json\n", "\n## "),
+        ("nvrx-why", "\n| key of `nvrx why --json` |", "\n\n"),
+        ("nvrx-goodput", "\n| key of `nvrx goodput --json` |", "\n\n"),
+    ],
+)  # fmt: skip
+def test_the_page_names_each_key_of_a_file(file, title, end):
     page = (REPO / "docs/reference/logs-and-events.md").read_text()
-    section = page.partition(f"\n## {file}\n")[2].partition("\n## ")[0]
+    section = page.partition(title)[2].partition(end)[0]
     firsts = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     named = {f"json {key} {file}" for first in firsts for key in re.findall(r"`(\w+)`", first)}
     assert named == {key for key in publicnames.json_keys() if key.endswith(f" {file}")}
