@@ -46,6 +46,8 @@ def test_what_a_wheel_carries_is_there():
     parser.read(REPO / "setup.cfg")
     patterns = parser["options.package_data"]["nvrx_slurm"].split()
     assert [one for one in patterns if "/man/" not in one and not list((REPO / "nvrx_slurm").glob(one))] == []
+    folders = {one.split("/")[2] for one in patterns if one.startswith("share/docs/") and one.count("/") == 3}
+    assert folders == {path.name for path in (REPO / "docs").iterdir() if path.is_dir()}  # no link of a page is dead
 
 
 def test_a_name_that_nobody_told_is_noticed():
