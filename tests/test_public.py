@@ -2,6 +2,10 @@
 
 import configparser
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import publicnames
@@ -48,6 +52,22 @@ def test_what_a_wheel_carries_is_there():
     assert [one for one in patterns if "/man/" not in one and not list((REPO / "nvrx_slurm").glob(one))] == []
     folders = {one.split("/")[2] for one in patterns if one.startswith("share/docs/") and one.count("/") == 3}
     assert folders == {path.name for path in (REPO / "docs").iterdir() if path.is_dir()}  # no link of a page is dead
+
+
+def test_a_wheel_has_no_module_that_is_gone(tmp_path):
+    """Whoever updates a clone and installs it again gets what is there, not what was there before."""
+    package = tmp_path / "nvrx_slurm"
+    package.mkdir()
+    (package / "__init__.py").write_text('__version__ = "1"\n')
+    (package / "gone.py").touch()
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, tmp_path)
+    code = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
+    for place, there in (("first", True), ("second", False)):
+        subprocess.run([sys.executable, "-c", code, place], cwd=tmp_path, capture_output=True, check=True)
+        (wheel,) = (tmp_path / place).glob("*.whl")
+        assert ("nvrx_slurm/gone.py" in zipfile.ZipFile(wheel).namelist()) is there
+        (package / "gone.py").unlink(missing_ok=True)
 
 
 def test_a_name_that_nobody_told_is_noticed():
