@@ -82,7 +82,7 @@ need_venv() {
     # Python compiles what is imported; pip would compile all of torch, which takes longer than the download.
     "$venv/bin/pip" install -qq --disable-pip-version-check --no-compile -c scripts/constraints.txt \
         torch -e ".${extras:+[$extras]}"
-    "$venv/bin/python" -c 'import torch, torch._dynamo' # so that processes side by side need not each compile it
+    "$venv/bin/python" -W ignore -c 'import torch, torch._dynamo' # so that processes side by side need not each compile it
     printf '%s\n' "$wanted" >"$stamp"
 }
 
