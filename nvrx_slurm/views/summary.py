@@ -17,7 +17,9 @@ from nvrx_slurm.types import Blame
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes
-_LONG_IMPORTS = 0.05  # share of all nodes' time
+_LONG_IMPORTS = (
+    0.05  # share of all nodes' time, and of restarts: the first start imports in any case
+)
 
 
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
@@ -126,7 +128,8 @@ def _advice(
             " timeout for that section, to learn what restarts repeat and how often to save"
         )
     import_s = total.get("import", 0.0)
-    if restarts and import_s > _LONG_IMPORTS * sum(total.values()):
+    again_s = sum(float(one.get("again_s") or 0.0) for one in restarts)
+    if import_s > _LONG_IMPORTS * sum(total.values()) and again_s > _LONG_IMPORTS * wall_s:
         yield (
             f"imports took {100 * import_s / sum(total.values()):.1f} % of all nodes' time: nvrx doctor --warm"
             " says what keeps ranks from being forked"

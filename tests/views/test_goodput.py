@@ -62,6 +62,15 @@ def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path):
     assert "40 steps" in text and "job ettr" in text and f"{SECTION}evaluation" in text
 
 
+@pytest.mark.parametrize(("again_s", "cold"), [(1.0, False), (90.0, True)])
+def test_imports_of_restarts_are_told_and_not_those_of_the_first_start(tmp_path, again_s, cold):
+    nodes = (node("1", **{"productive": 800.0, "import": 200.0}),)
+    account = to_json(Account(1000.0, 800.0, nodes, (), SectionTime("", 0.0, 0)), 0.0, 0.0)
+    restart = {"cycle": 0, "rank": 1, "time": "2026-03-01T10:00:00+00:00", "cause": "x", **LOST, "again_s": again_s}
+    write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00", account=account, restarts=[restart])
+    assert ("doctor --warm" in " ".join(found(tmp_path, "7")["advice"])) is cold
+
+
 def test_a_chain_counts_with_all_its_links(tmp_path):
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
     write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00")
