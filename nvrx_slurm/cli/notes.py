@@ -96,7 +96,8 @@ def _share_note(here: Here) -> str:
     """The step, perhaps of a srun of the user's own, has less than its job."""
     if here.slurm is None or here.slurm.launchers > 1:
         return ""
-    return share.lost(here.env, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    usable, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return share.lost(here.env, usable, machine, RUN_ENV in here.env)
 
 
 def _numa_note(job: NodeJob) -> str:

@@ -81,8 +81,9 @@ def take_own_devices(env: MutableMapping[str, str]) -> None:
         env[name] = value
 
 
-def lost(env: Env, usable_cpus: int, machine_cpus: int) -> str:
-    """A sentence where this task has a small part of what its job has on the node, else ""."""
+def lost(env: Env, usable_cpus: int, machine_cpus: int, of_front: bool = False) -> str:
+    """A sentence where this task has a small part of what its job has on the node, else "". `of_front`: nvrx-run in
+    the batch script has started its step."""
     found = []
     counts = nodelist.different_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or "0")
     share = min(counts)
@@ -95,10 +96,12 @@ def lost(env: Env, usable_cpus: int, machine_cpus: int) -> str:
         found.append(f"{given} of {count} GPUs")
     if not found:
         return ""
-    return (
-        f"this task may use {' and '.join(found)} that the job has on its node;"
-        " start nvrx-run without srun, or leave options per task and --cpu-bind out of that srun"
+    way = (
+        "ask for all in the header, or by --srun-arg"
+        if of_front
+        else "start nvrx-run without srun, or leave options per task and --cpu-bind out of that srun"
     )
+    return f"this task may use {' and '.join(found)} that the job has on its node; {way}"
 
 
 def _gpus_by_tasks(env: Env) -> list[str]:

@@ -8,6 +8,7 @@ exact set of processes, also for another program that attaches through ``state.j
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -375,7 +376,8 @@ class MiniCluster:
         device = self.root / "run" / "gpu"
         if gres := conf.render_gres_conf(self.settings, device):
             for number in range(conf.DEVICES):
-                device.with_name(f"gpu{number}").symlink_to("/dev/null")
+                with contextlib.suppress(FileExistsError):
+                    device.with_name(f"gpu{number}").symlink_to("/dev/null")
             (self.root / "gres.conf").write_text(gres)
         if self.settings.slurm:  # since 23.11 slurmd looks for a cgroup plugin that the machine may not have
             (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")

@@ -109,7 +109,10 @@ def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge, seed):
         elif number % 3 == 0:
             merge.until(lambda b=before: len(merge.merged()) > b, "progress")
     assert min(faults.values()) >= 3
-    assert shipper.finish() == 0
+    codes = [shipper.finish()]
+    while codes[-1] == UNFINISHED and len(codes) < 5:  # a busy machine may acknowledge nothing for 5 s
+        codes.append(new_shipper().finish())
+    assert codes[-1] == 0
     _check_exactly_once(merge, ranks)
     assert aggregator.process.poll() is None and merge.index().term == term
     wire.close()

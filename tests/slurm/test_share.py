@@ -85,8 +85,11 @@ def test_a_job_that_another_one_submits_has_nothing_of_it(varied: Jobs, has):
     ],
 )
 def test_a_task_with_a_small_part_of_its_job_says_so(env, cpus, said):
-    found = share.lost(env, cpus, 16 if "128" in env.values() else 64)
-    assert said in found and bool(said) is bool(found)
+    machine = 16 if "128" in env.values() else 64
+    for of_front in (False, True):
+        found = share.lost(env, cpus, machine, of_front)
+        assert said in found and bool(said) is bool(found)
+        assert ("without srun" in found) is (bool(said) and not of_front)
 
 
 @pytest.mark.parametrize("slurm", ["", pytest.param("26.05", marks=pytest.mark.matrix)])
