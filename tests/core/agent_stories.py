@@ -59,7 +59,6 @@ class AgentStory(Story):
         group_rank, term = named.get("as", "0"), int(named.get("term", 1))
         everybody, early = "everybody" in rest, "early" in rest
         fault = a_fault(1, code=second, local_rank=number) if second else None
-        well = a_fault(1, code=0, local_rank=number) if "well" in rest else None
         events = {
             "waits": Tick,
             "woken": Tick,
@@ -77,7 +76,7 @@ class AgentStory(Story):
             "gone": lambda: t.RanksGone(number, (5, 6), "lost"),
             "warn": lambda: t.Warn(number, "soon"),
             "idle": ag.Idle,
-            "exits": lambda: ag.WorkerExited(number, fault, early, t.Spent(1, term) if "last" in rest else None, well),
+            "exits": lambda: ag.WorkerExited(number, fault, early, t.Spent(1, term) if "last" in rest else None),
             "hangs": lambda: ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9, number)),
             "collect": lambda: t.Collect(term, number),
             "examine": lambda: t.Examine(term, number),

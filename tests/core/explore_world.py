@@ -251,9 +251,8 @@ class World(Streams):
     def exit(self, node, code):
         if node in self.ranks:
             rank, _ = self.ranks.pop(node)
-            end = t.RankFault(t.FaultKind.EXIT, f"h{node}", node, rank, 0, 1, code)
-            told = ag.WorkerExited(0, end) if code else ag.WorkerExited(0, None, well=end)
-            self.post(f"a{node}", told)
+            fault = t.RankFault(t.FaultKind.EXIT, f"h{node}", node, rank, 0, 1, code) if code else None
+            self.post(f"a{node}", ag.WorkerExited(0, fault))
 
     def do_Prepare(self, node, command):
         self.post(f"a{node}", ag.Prepared())

@@ -1,6 +1,5 @@
 """A node on which each rank fails gives its place to a spare, however it fails; a rank that fails moves no node."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -120,22 +119,3 @@ def test_what_fails_with_its_rank_moves_no_node(rig, way, prints, size):
         return
     assert codes == {1}
     assert nodes[2].cycles[:1] == ([] if way in OF_CODE else [2])
-
-
-def test_a_rank_that_ends_with_0_too_early_is_the_cause_of_what_its_peers_say(rig):
-    """They know only that it is gone, and are heard first."""
-    link = rig.dir / "link"
-    os.mkfifo(link)
-    meets = f"""
-    link = open({str(link)!r}, "w" if RANK else "r")  # both are here
-    if RANK == 0:
-        raise RuntimeError("Connection closed by peer" + link.read())  # once the kernel has ended rank 1
-    os._exit(0)
-"""
-    text = f"PRINTS = False\n{RANKS}if CYCLE < 2:{meets}else:\n    gate('end2')\n"
-    rig.open("end2")
-    nodes = rig.nodes(3, "2:3", rig.script(text), *FLAGS, "--max-restarts=2")
-    assert {node.wait() for node in nodes} == {0}
-    found = rig.result
-    assert [(one["rank"], one["exit_code"]) for one in found["restarts"]] == [(1, 0)] * 2
-    assert (len(found["spares_used"]), len(strikes(rig))) == (1, 1)

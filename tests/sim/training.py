@@ -150,7 +150,7 @@ class Worker:
         if self.alive and not self.stuck:
             self.run.succeeded += 1
             self.done = True
-            self._end(None, self.fault(FaultKind.EXIT, 0, ""))
+            self._end(None)
 
     def seem_hung(self):
         """Its monitor reports a hang; the shell knows by the pid when that is of a worker that has been replaced."""
@@ -176,8 +176,7 @@ class Worker:
         frame = "/w/train.py:9 in load" if self.hung else "/x/torch/distributed/c10d.py:1 in barrier"
         return RankEvidence(self.rank, host.infra_rank, host.name, "S", frames=(frame,))
 
-    def _end(self, fault, well=None):
+    def _end(self, fault):
         self.alive = False
         world = self.agent.world
-        told = ag.WorkerExited(self.local_rank, fault, well=well)
-        world.clock.after(world.rng.uniform(0.0, 0.005), self.agent.step, told)
+        world.clock.after(world.rng.uniform(0.0, 0.005), self.agent.step, ag.WorkerExited(self.local_rank, fault))

@@ -92,7 +92,6 @@ class Agent(Machine):
         self._next_plan: t.Plan | None = None  # waits until the workers of the old cycle are gone
         self._faults: list[t.RankFault] = []  # of the last plan
         self._early = False  # a worker of the last plan ended because it was warned
-        self._well: t.RankFault | None = None  # the first that ended with 0, until it is told
         # of the last plan; told on every stream, as the first coordinator may die
         self._spent: t.Spent | None = None
         # that changes something: told on every stream
@@ -270,7 +269,7 @@ class Agent(Machine):
         self.alive = set(range(self.node.nproc))
         self._faults = []
         self._early = False
-        self._spent = self._well = None
+        self._spent = None
         first = plan.rank_offset
         ranks = f"ranks {first}..{first + self.node.nproc - 1}"
         self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, {ranks}"))
@@ -311,7 +310,6 @@ class Agent(Machine):
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> AgentState | None:
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._ended(event)
-        self.tell_who_ended()
         if event.fault is not None and self._may_be_the_cause(event.fault):
             self._report(event.fault)
         if self.alive:
@@ -331,16 +329,9 @@ class Agent(Machine):
 
     def _ended(self, event: ev.WorkerExited) -> None:
         self.alive.discard(event.local_rank)
-        self._well = self._well or event.well
         if event.spent is not None:
             self._spent = event.spent
             self.send(event.spent)
-
-    def tell_who_ended(self) -> None:
-        """The cycle is over, and perhaps it failed because a rank had ended with 0."""
-        if self._well is not None:
-            self._report(self._well)
-            self._well = None
 
     def _fail(self, fault: t.RankFault, now: float) -> AgentState | None:
         assert self.plan is not None
@@ -364,7 +355,6 @@ class Agent(Machine):
 
     def _stop(self, why: str, now: float, wait_s: float = 0.0) -> AgentState:
         assert self.plan is not None
-        self.tell_who_ended()
         if not self.alive:
             return self._stopped(now)
         s = self.settings

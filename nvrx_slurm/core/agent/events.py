@@ -71,8 +71,6 @@ class WorkerExited(Record):
     fault: RankFault | None
     early: bool = False  # it ended with 0 because `should_stop` had told it to
     spent: Spent | None = None  # with the last one of a cycle
-    # who it was, if it ended with 0 by itself: peers may have needed it
-    well: RankFault | None = None
 
 
 class Idle(Record):

@@ -155,8 +155,6 @@ class Leaving:
 
     def on_finish(self, event: t.Finish | t.Refused, now: float) -> AgentState:
         """The coordinator says how this ends. Where an agent was told by a signal, all workers get that signal."""
-        if event.code:
-            self._agent.tell_who_ended()
         signum = event.signum if isinstance(event, t.Finish) else 0
         self._end = event if isinstance(event, t.Finish) else None
         grace_s = self._s.term_timeout_s if signum else self._s.stop_timeout_s

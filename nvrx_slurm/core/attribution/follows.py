@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.core.attribution.recurrence import NEAR, nodes_of, place
 from nvrx_slurm.core.attribution.said import headline
-from nvrx_slurm.core.attribution.verdict import JudgedCause, ended_well
+from nvrx_slurm.core.attribution.verdict import JudgedCause
 from nvrx_slurm.declared import Record
 from nvrx_slurm.types import (
     RERUN,
@@ -91,11 +91,10 @@ class _Case(NamedTuple):
         cause = v.cause
         last = self.past[-1] if self.past else None
         f = cause.finding
-        if last is None or not v.fingerprint or last.fingerprint != v.fingerprint:
+        if last is None or f is None or not v.fingerprint or last.fingerprint != v.fingerprint:
             return None
         is_own = cause.kind in (FaultKind.EXIT, FaultKind.LOSS) or cause.exit_code in _OWN_SIGNALS
-        is_cause = ended_well(cause) if f is None else f.role is not LineRole.ECHO
-        if not is_own or not is_cause:
+        if not is_own or f.role is LineRole.ECHO:
             return None
         # a full disk, a mount, a port, a permission
         may_pass = v.blame in _OUTSIDE or v.one_node

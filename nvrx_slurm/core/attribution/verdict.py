@@ -83,7 +83,7 @@ def _level(fault: RankFault) -> float:
     0.3, 0.6: Megatron-LM rejects a result, and says why or does not; ranks may crash as they end then.
     1: a hang, or a signal that no program sends itself.
     2, 3: an error of the rank's own, sure or not.
-    4, 4.5: one of the network or of a library, which a dead peer may bring about; a rank that ended with 0.
+    4: one of the network or of a library, which a dead peer may bring about.
     5, 6: a consequence.
     """
     f = _finding(fault)
@@ -100,7 +100,7 @@ def _level(fault: RankFault) -> float:
         return 1
     is_unclear = f.role is LineRole.UNCLEAR
     if f.blame is Blame.NETWORK or (f.blame is Blame.UNKNOWN and is_unclear):
-        return 4.5 if ended_well(fault) else 4
+        return 4
     return 3 if is_unclear and f.confidence is Confidence.GUESS else 2
 
 
@@ -111,11 +111,6 @@ def is_victim(fault: RankFault) -> bool:
         return False
     by_signal = f.rule == _STOPPED or f.blame is Blame.SLURM
     return not by_signal and not is_told_to_end(fault)
-
-
-def ended_well(fault: RankFault) -> bool:
-    """Whether a rank has only ended with 0 before others were done."""
-    return fault.kind is FaultKind.EXIT and fault.exit_code == 0
 
 
 def is_told_to_end(fault: RankFault) -> bool:

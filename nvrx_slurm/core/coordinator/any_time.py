@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import ended_well, is_victim
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Due
 from nvrx_slurm.core.coordinator.members import Use
@@ -187,12 +186,7 @@ class AnyTime(Part):
         job = self._job
         if message.cycle != job.cycle or event.node_id not in job.assignment.group_ranks:
             return
-        cause = self._ledger.cause
-        hangs = cause is not None and cause.kind is t.FaultKind.HANG and cause.finding is None
-        seeks = hangs or (cause is not None and is_victim(cause))
         for fault in message.faults:
-            if ended_well(fault) and not seeks:
-                continue
             if self._ledger.add((fault,), job.cycle, now) and self._ending.end is None:
                 self._say_late(fault)
 

@@ -14,7 +14,7 @@ from nvrx_slurm.node.run_dir import ERROR_FILE
 from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.system import limits
-from nvrx_slurm.types import FaultKind, LineRole, Plan, RankFault
+from nvrx_slurm.types import LineRole, Plan, RankFault
 
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
@@ -45,22 +45,17 @@ class Exits:
         """The workers are stopped: what they say from now on may follow from that."""
         self._stopped_s = unix_s(self._loop.time())
 
-    def ended(self, where: RankFault, fault: RankFault | None, times: RankTimes, early: bool, stopped: bool) -> None:
+    def ended(self, local_rank: int, fault: RankFault | None, times: RankTimes, early: bool, stopped: bool) -> None:
         """A worker has ended, well if it has no fault. `stopped`: because of another fault."""
-        local_rank = where.local_rank
         self._times.append(times)
         if fault is None:
             wait_s = _OWN_SIGNAL_S if self._in_step and not self._stopped_s else 0.0
-            said = "its peers were not done"
-            well = None if stopped or early else replace(where, kind=FaultKind.EXIT, message=said)
-            self._loop.call_later(wait_s, self.post, local_rank, None, early, well)
+            self._loop.call_later(wait_s, self.post, local_rank, None, early)
             return
         explaining = self._explain(local_rank, fault, times, self._last, stopped)
         self._last = asyncio.ensure_future(explaining)
 
-    def post(
-        self, local_rank: int, fault: RankFault | None, early: bool = False, well: RankFault | None = None
-    ) -> None:
+    def post(self, local_rank: int, fault: RankFault | None, early: bool = False) -> None:
         """Tell the agent. With the last exit of a cycle comes how its ranks have spent their time."""
         self._due -= 1
         spent = None
@@ -74,7 +69,7 @@ class Exits:
                 self._plan.cycle,
                 self.template_s,
             )
-        self._post(WorkerExited(local_rank, fault, early, spent, well))
+        self._post(WorkerExited(local_rank, fault, early, spent))
 
     async def _explain(
         self,

@@ -326,4 +326,4 @@ class Workers:
         hang = worker.hang
         fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
         assert self._exits is not None
-        self._exits.ended(worker.where, fault, times, early, stopped=self._stopping and hang is None)
+        self._exits.ended(local_rank, fault, times, early, stopped=self._stopping and hang is None)
