@@ -64,22 +64,31 @@ class Here(Record):
         return self.resolved.config.ft
 
     @property
-    def meets(self) -> bool:
-        """Whether several steps or tasks of an array are one job, which has more nodes than this step."""
+    def ranks_by_hand(self) -> bool:
+        """Whether --node-rank counts: outside of Slurm, and where this is the only agent of its step and meets those of
+        other steps at an endpoint."""
+        slurm = self.slurm
+        if slurm is None:
+            return True
+        is_one_of_many = slurm.cross_procid is not None or slurm.array_task_id >= 0
+        return not is_one_of_many and slurm.nnodes * slurm.launchers == 1 and self._meets
+
+    @property
+    def rank(self) -> int | None:
+        """Infra rank; None: the agents get their order as they join."""
+        slurm = self.slurm
+        if slurm is None or self.ranks_by_hand:
+            return self.launch.node_rank
+        is_part = self._meets or (self.launch.endpoint is not None and self.ft.segment is not None)
+        return array_infra_rank(slurm) if is_part else slurm.infra_rank
+
+    @property
+    def _meets(self) -> bool:
+        """Whether the job has more nodes than this step, which meet at an endpoint."""
         slurm = self.slurm
         if slurm is None or self.launch.endpoint is None:
             return False
         return node_range(self).max > slurm.nnodes * slurm.launchers
-
-    @property
-    def rank(self) -> int | None:
-        """Infra rank: Slurm's, or that of --node-rank outside of it and where steps meet; None: it was not given."""
-        slurm, given = self.slurm, self.launch.node_rank
-        if slurm is None:
-            return given
-        if slurm.cross_procid is not None or not self.meets:
-            return slurm.infra_rank
-        return given if given is not None or slurm.array_task_id < 0 else array_infra_rank(slurm)
 
 
 class OnNode(NamedTuple):

@@ -161,7 +161,7 @@ def _coordinator(
     nodes = shape.nodes
     # an array that meets at an endpoint has more nodes than this job
     agents = slurm.agents if slurm is not None and launch.endpoint is None else ()
-    by_hand = (slurm is None or here.meets) and launch.node_rank is not None
+    by_hand = here.ranks_by_hand and launch.node_rank is not None
     return replace(
         coordinator_settings(here.resolved.config, agent, preflight.longest_s),
         min_nodes=nodes.min,

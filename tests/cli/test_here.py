@@ -202,6 +202,8 @@ MEETS = {"rdzv_endpoint": "localhost:29400", "nnodes": "2"}
         ({**OWN_STEP, **ARRAY}, MEETS, 3, False),  # tasks of an array are one job
         ({**OWN_STEP, **ARRAY}, {"rdzv_endpoint": "localhost:29400"}, 0, True),  # or one job each, in a sweep
         ({**TASK, **ARRAY, "SLURM_PROCID": "1"}, {**MEETS, "nnodes": "3"}, 1, False),
+        ({**TASK, **ARRAY, "SLURM_PROCID": "1"}, {**MEETS, "nnodes": "3", "ft_segment": "3"}, 10, False),  # a group
+        ({**TASK, "SLURM_PROCID": "1"}, {**MEETS, "nnodes": "1:8", "node_rank": "5"}, 1, False),  # elastic, one step
     ],
 )
 def test_the_rank_of_a_node_that_meets_others_at_an_endpoint(work, clean, env, flags, rank, coordinates):
