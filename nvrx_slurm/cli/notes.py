@@ -88,8 +88,12 @@ def _srun_note(here: Here) -> str:
     slurm = here.slurm
     if slurm is None or slurm.nnodes == 1 or RUN_ENV in here.env:
         return ""
-    found = " ".join(srun.should_be_told(slurm.job_id))
-    return found and f"srun ends the step when a node is lost or left out: add {found} to that srun"
+    if not srun.without_no_kill(slurm.job_id):
+        return ""
+    return (
+        "srun was started without --no-kill: Slurm ends the step when a node is lost;"
+        " add --no-kill --kill-on-bad-exit=0 --wait=0 to that srun"
+    )
 
 
 def _share_note(here: Here) -> str:

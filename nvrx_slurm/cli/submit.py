@@ -9,6 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,10 @@ def _without_suspects(wanted: SubmitConfig, log_dir: Path, slurm: Slurm | None) 
     from nvrx_slurm.node.output import strikes  # not for --help
 
     found = strikes.suspects(log_dir)
-    if found and slurm:
-        known = slurm.nodes()
-        found = {host: count for host, count in found.items() if host in known}
+    if found and slurm and wanted.avoid_strikes:
+        with suppress(SlurmError):
+            if known := slurm.nodes():
+                found = {host: count for host, count in found.items() if host in known}
     if not found:
         return wanted
     told = f"nodes with {strikes.MANY} or more strikes in 28 days: {strikes.in_words(found)}"

@@ -12,9 +12,6 @@ from nvrx_slurm.child.descendants import children
 
 # -k among other letters, cut short; or another word
 _NO_KILL = re.compile(rb"-[A-Za-z]*k|--no-k|SLURM_NO_KILL=")
-_ENDS_EARLY = re.compile(
-    rb"(?:-K|--kill-on[a-z-]*=|SLURM_KILL_BAD_EXIT=|--wait=|SLURM_WAIT=)(?!0)|-W[1-9]|--(?:kill-on[a-z-]*|wait)$"
-)
 
 
 def hold(srun: int) -> int:
@@ -42,8 +39,8 @@ def _pipes(pid: int, mode: int) -> dict[str, str]:
     return found
 
 
-def should_be_told(job_id: int) -> list[str]:
-    """Options that the sruns of the job on this host need, and have not."""
+def without_no_kill(job_id: int) -> bool:
+    """Whether this host has an srun of the job, and none of them was told --no-kill."""
     told = []
     # another cluster may use the job id, too
     conf = b"SLURM_CONF=" + os.environ.get("SLURM_CONF", "").encode()
@@ -59,6 +56,5 @@ def should_be_told(job_id: int) -> list[str]:
                 ).split(b"\0")
                 of_others = any(word != conf for word in words if word.startswith(b"SLURM_CONF="))
                 if b"SLURM_JOB_ID=%d" % job_id in words and not of_others:
-                    told += words
-    found = [] if not told or any(map(_NO_KILL.match, told)) else ["--no-kill"]
-    return found + ["--kill-on-bad-exit=0 --wait=0"] * any(map(_ENDS_EARLY.match, told))
+                    told.append(any(map(_NO_KILL.match, words)))
+    return bool(told) and not any(told)

@@ -263,13 +263,24 @@ class Server(socketserver.ThreadingTCPServer):
             self._clients[request] = None
         return found
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a client in a thread. Raises RuntimeError where none can be made."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            self._free(request)
+            raise
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer a client, and free its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._clients.pop(request)
-            self._places.release()
+            self._free(request)
+
+    def _free(self, request: Any) -> None:
+        self._clients.pop(request)
+        self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that left."""

@@ -37,7 +37,7 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     """List the runs of a log tree, the newest first.
 
     NODES are those that train, and spares behind "+". STEP is that of the newest checkpoint; where none is known, of
-    the last cycle. LOST is what restarts have cost, of a job that runs without the starts of ranks. "-" is not known.
+    the last cycle. LOST is what restarts have cost; starts of ranks count once the job has ended. "-" is not known.
     Lines below say how far and how fast a job is that runs, why a person should look, or what cannot be told.
     """
     place = where or log_dir()
@@ -117,7 +117,7 @@ def _used(status: Any, result: Any) -> str:
 
 
 def _lost(status: Any, result: Any) -> str:
-    """What restarts have cost; of a job that runs, without the starts of ranks, which the first cycle has, too."""
+    """What restarts have cost. While a job runs the starts of ranks do not count: the first cycle has one, too."""
     if result:
         return in_words(sum(map(lost_s, result["restarts"])))
     account = status["account"] or {}

@@ -60,6 +60,8 @@ def test_a_job():
     assert job.inherited == ("SLURM_HET_", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
     plain = JOB.replace("ArrayJobId=5 ", "HetJobId=7 TresPerTask=gres:gpu:1 ").replace("Restarts=3", "Restarts=0")
     assert text.job(plain, 7).inherited == ("SLURM_ARRAY_", "SLURM_RESTART_COUNT")
+    only_cpus = plain.replace("gres:gpu:1", "cpu=8")
+    assert text.job(only_cpus, 7).inherited == ("SLURM_ARRAY_", "SLURM_RESTART_COUNT", "SLURM_GPUS_PER_TASK")
     ended = JOB.replace("RUNNING", "FAILED").replace("ExitCode=0:0", "ExitCode=0:9")
     assert (text.job(ended, 7).exit_code, text.job(ended, 7).time_left_s) == (137, None)
 

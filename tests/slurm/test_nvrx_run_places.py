@@ -81,7 +81,7 @@ def test_a_task_of_a_job_array_is_a_replacement_group(jobs):
     jobs.cluster.wait_job(f"{job.job_id}_0", 60.0)
     said = (job.directory / "0.out").read_text()
     assert "0 of 2 active nodes keep their group rank" in said and "job ends with code 0" in said, said
-    assert "--no-kill" not in said  # see test_an_srun_that_would_end_the_step_is_said
+    assert "--no-kill" not in said  # see test_an_srun_without_no_kill_is_said
 
 
 def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs):

@@ -32,13 +32,14 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
 _MAX_DIGITS = 18
 _NOTHING = frozenset({"", "(null)", "None", "N/A"})
-# Slurm sets such a variable only for jobs with this field. sbatch passes on those of the job that it is called in.
+# Slurm sets such a variable only for jobs of which this field has this. sbatch passes on those of the job that it is
+# called in. `-c 8` alone may be TresPerTask=cpu=8.
 _SET_WITH = {
-    "SLURM_ARRAY_": "ArrayJobId",
-    "SLURM_HET_": "HetJobId",
-    "SLURM_RESTART_COUNT": "Restarts",
-    "SLURM_GPUS_PER_TASK": "TresPerTask",
-    "SLURM_TRES_PER_TASK": "TresPerTask",
+    "SLURM_ARRAY_": ("ArrayJobId", ""),
+    "SLURM_HET_": ("HetJobId", ""),
+    "SLURM_RESTART_COUNT": ("Restarts", ""),
+    "SLURM_GPUS_PER_TASK": ("TresPerTask", "gpu"),
+    "SLURM_TRES_PER_TASK": ("TresPerTask", ""),
 }
 # What slurm_strerror(3) says, in words that no version has changed.
 _KINDS: dict[type[SlurmError], str] = {
@@ -105,7 +106,9 @@ def job(text: str, job_id: int) -> JobFacts:
         # not of an earlier life
         preempted=0 < started_s <= _unix(_field(one, "PreemptTime")),
         inherited=tuple(
-            name for name, field in _SET_WITH.items() if _field(one, field, "0") in ("", "0")
+            name
+            for name, (field, part) in _SET_WITH.items()
+            if (found := _field(one, field, "0")) in ("", "0") or part not in found
         ),
     )
 
