@@ -108,7 +108,7 @@ def job(text: str, job_id: int) -> JobFacts:
         inherited=tuple(
             name
             for name, (field, part) in _SET_WITH.items()
-            if (found := _field(one, field, "0")) in ("", "0") or part not in found
+            if (value := _field(one, field, "0")) in ("", "0") or part not in value
         ),
     )
 
