@@ -163,8 +163,12 @@ class Invariants:
             agents = [agent for agent in living if agent.core.node.node_id not in self._told]
             knowing = [agent for agent in agents if agent.core.plan is not None]
             out = all(agent.host.out_after(now) for agent in knowing)
+            back = {agent.host.name for agent in living if agent.core.plan is None}
+            back &= {agent.host.name for agent in self._world.agents if not agent.alive}
+            most_are_back = 2 * len(back) > self._world.settings.nodes
             # a node that was told its end still ends its ranks
-            leaving = any(agent.core.plan and agent.host.out_after(now) for agent in living if agent not in agents)
+            told = [agent for agent in living if agent not in agents and agent.core.plan is not None]
+            leaving = any(most_are_back or agent.host.out_after(now) for agent in told)
             self.forgotten = bool(knowing) and (out or 2 * len(knowing) < self._world.settings.nodes)
             self.forgotten |= leaving or any(agent.host.frozen_until > now for agent in agents)
             if not knowing:
