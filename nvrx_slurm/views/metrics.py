@@ -162,8 +162,7 @@ def _text(trees: Iterable[Trees]) -> bytes:
     for tree in trees:
         lines += tree.own
         for who, run in tree.runs.items():
-            if who not in runs or runs[who].written < run.written:
-                runs[who] = run
+            runs[who] = max(run, runs.get(who, run))
     lines += (one for run in runs.values() for one in run.lines)
     return exposition(lines)
 

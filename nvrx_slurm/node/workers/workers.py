@@ -125,7 +125,6 @@ class Workers:
         if self._stacks is not None:
             self._stacks.close()
         try:
-            self._end_opening()
             if self._ending is not None:
                 self._ending.cancel()
             self._signal(signal.SIGKILL)
