@@ -55,7 +55,7 @@ def test_what_a_wheel_carries_is_there():
 
 
 def test_a_wheel_has_no_module_that_is_gone(tmp_path):
-    """Whoever updates a clone and installs it again gets what is there, not what was there before."""
+    """A second install from an updated clone has no module that the update removed."""
     package = tmp_path / "nvrx_slurm"
     package.mkdir()
     (package / "__init__.py").write_text('__version__ = "1"\n')

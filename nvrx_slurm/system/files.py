@@ -77,8 +77,8 @@ class PrivateDir:
     """A new directory of mode 0700 below $TMPDIR that its owner keeps locked while it lives.
 
     Where $TMPDIR is too long for a Unix socket, or its file system has no flock(2), /tmp and /dev/shm are tried. They
-    go first where others could rename what is in $TMPDIR. The lock tells across PID namespaces whether the owner lives,
-    which a pid in the name would not. Raises UsageError when no directory can be made.
+    go first where every user could rename what is in $TMPDIR. The lock tells across PID namespaces whether the owner
+    lives, which a pid in the name would not. Raises UsageError when no directory can be made.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def _places() -> list[str]:
 
 
 def _is_open(place: str) -> bool:
-    """Whether other users may rename what is in `place`, or `place` itself."""
+    """Whether every user may rename what is in `place`, or `place` itself."""
     try:
         require(place, UsageError)
     except UsageError:

@@ -167,7 +167,7 @@ def _number_of(line: str, run: Path, log: str) -> int:
         # cycle, node, rank: the tree may have been moved
         with opened(run, *Path(log).parts[-3:]) as file:
             size = size_of(file)
-            # what comes later is not read: it may never end
+            # a log that grows faster than it is read has no end: only its present size is read
             left = size if wanted and size <= _MOST_LOG_BYTES else 0
             while left > 0 and (piece := file.read(_PIECE_BYTES)):
                 left -= len(piece)

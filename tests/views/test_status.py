@@ -158,7 +158,7 @@ def test_readers_ask_slurm_for_nothing(tmp_path, monkeypatch, words):
 
 @pytest.fixture
 def ordinary():
-    """Runs the test as the user nobody where it is root, who may read every file."""
+    """Runs the test as the user nobody: root may read every file."""
     if os.geteuid() == 0:
         os.seteuid(65534)
         yield
